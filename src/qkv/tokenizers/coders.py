@@ -166,12 +166,14 @@ def coder_for(core: tokenizers.Tokenizer, dtype: np.dtype) -> Coder:
 
 
 def _random(model: models.Model) -> bool:
-    """True if encoding is random (BPE dropout, or sampling from a Unigram model)."""
+    """Return True if encoding is random (BPE dropout, or sampling from a Unigram model)."""
     return bool(getattr(model, "dropout", None) or getattr(model, "alpha", None) or getattr(model, "nbest_size", None))
 
 
 def _only_bytes(core: tokenizers.Tokenizer) -> bool:
-    """True if the vocabulary has only the 256 bytes and special tokens, so that every text is encoded as its bytes."""
+    """Return True if the vocabulary has only the 256 bytes and special tokens, so that every text is encoded as its
+    bytes.
+    """
     own = _own_vocab(core)
     others = own.keys() - set(SYMBOLS)
     return len(own) - len(others) == len(SYMBOLS) and (

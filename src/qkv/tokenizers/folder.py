@@ -78,7 +78,7 @@ def find(path: Path) -> Found:
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """True if ``folder`` holds a tokenizer file of any format, even of a format that qkv cannot read.
+    """Return True if ``folder`` holds a tokenizer file of any format, even of a format that qkv cannot read.
 
     For a GGUF file: True if it holds a tokenizer that qkv can read.
     """

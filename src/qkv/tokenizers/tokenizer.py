@@ -203,7 +203,7 @@ class Tokenizer:
 
     @cached_property
     def absent_ids(self) -> tuple[int, ...]:
-        """Ids below the largest id to which no token belongs."""
+        """Unused ids: ids below the vocabulary size that belong to no token."""
         known = set(self.core.get_vocab(with_added_tokens=True).values())
         return tuple(index for index in range(self.vocab_size) if index not in known)
 
@@ -278,7 +278,7 @@ class Tokenizer:
 
 
 def is_well_formed(text: str) -> bool:
-    """False if ``text`` contains a lone surrogate, which UTF-8 cannot encode."""
+    """Return False if ``text`` contains a lone surrogate, which UTF-8 cannot encode."""
     if text.isascii():
         return True
     try:

@@ -124,7 +124,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def is_pattern(pattern: str) -> bool:
-    """True if all fields of the pattern are known and different, and one of them is the year."""
+    """Return True if all fields of the pattern are known and different, and one of them is the year."""
     fields = re.findall(r"%(.)", pattern)
     known = bool(fields) and all(field in _FIELDS for field in fields) and len(set(fields)) == len(fields)
     return known and any(field in "YyG" for field in fields)
@@ -232,8 +232,9 @@ def style_of(cells: Sequence[StampCell], moments: Sequence[datetime], pattern: s
 
 
 def _clock_style(cell: StampCell, padded: bool) -> tuple[str, str, int]:
-    """Return (gap, form, number of digits of the fraction) of a cell's time of the day. ``padded``: hours have two
-    digits.
+    """Return (gap, form, number of digits of the fraction) of a cell's time of the day, as fields of ``Style``.
+
+    ``padded``: True if hours always have two digits.
     """
     clock = cell.clock
     if not clock:

@@ -202,25 +202,25 @@ def read_numbers(
 
 
 def too_many(wrong: int, cells: int) -> bool:
-    """True if too many cells of a column cannot be read: more than 5 % and more than three cells, or more than half."""
+    """Return True if too many cells cannot be read: more than 5 % and more than three cells, or more than half."""
     return wrong > max(_FEW, SMALL_SHARE * cells) or 2 * wrong > cells
 
 
 def like_number(text: str) -> bool:
-    """True if a text can be a number in some convention."""
+    """Return True if a text can be a number in some convention."""
     parts = _split(text)
     return parts is not None and _is_number(parts.body)
 
 
 def is_empty(cell: Any) -> bool:
-    """True for a missing value, NaN, or a text that means an empty cell in a column of numbers."""
+    """Return True for a missing value, NaN, or a text that means an empty cell in a column of numbers."""
     if isinstance(cell, str):
         return (len(cell) < 10 and cell.strip().lower() in MISSING) or not cell.strip()
     return cell is None or (isinstance(cell, float) and cell != cell)
 
 
 def _are_plain(texts: Sequence[str]) -> bool:
-    """True if all texts are numbers as programs write them, and no point can separate thousands."""
+    """Return True if all texts are numbers as programs write them, and no point can separate thousands."""
     fractions = False
     try:
         for text in texts:

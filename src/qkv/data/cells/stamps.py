@@ -171,7 +171,7 @@ def _numeric(cells: Sequence[Any], numbers: np.ndarray, preferred: str | None) -
 
 
 def _in_years(values: np.ndarray) -> bool:
-    """True if all dates are from 1900 to 2100, which is required of dates in digits."""
+    """Return True if all dates are from 1900 to 2100, which is required of dates in digits."""
     known = values[np.isfinite(values)]
     return bool(len(known)) and bool((known >= _YEARS[0]).all() and (known <= _YEARS[1]).all())
 

@@ -128,7 +128,7 @@ def open_corpus(data: spec.Data, tokenizer: Tokenizer | None = None) -> Corpus:
 def open_whole(data: spec.Data, name: str, tokenizer: Tokenizer, part: str) -> Corpus:
     """Encode the whole text ``name``, a file or a known data set, as a corpus whose only split is ``part``; cached.
 
-    ``data``: settings. Raises ``UserError``.
+    ``data``: settings, of which the document separator is used. Raises ``UserError``.
     """
     source = resolve(name)
 

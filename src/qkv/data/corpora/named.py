@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 
 class PublishedFile(NamedTuple):
-    """Published data file: name, URL ("" if not published in this form), size in bytes and SHA-256 of its unpacked
-    content.
+    """Data file of a named data set: its name, URL, and the size in bytes and SHA-256 of its unpacked content.
+
+    The URL is "" if the file was changed after its publication, such as by a new header, and cannot be downloaded.
     """
 
     name: str

@@ -19,7 +19,7 @@ from qkv.spec.errors import UserError
 BLOCK = 1 << 18
 """Block size in bytes."""
 _LOOKED_AT = 1 << 10
-"""Number of bytes at the beginning of a file from which its encoding is recognised."""
+"""Number of bytes at the beginning of a file that are examined to recognise its encoding."""
 
 
 class TextSource:

@@ -16,7 +16,7 @@ Contours = list[np.ndarray]
 LEAST = 3
 """Minimum number of points of a contour."""
 _STEP = 0.5
-"""Maximum distance, in pixels, between the dense points from which the points of a contour are selected."""
+"""Maximum distance, in pixels, between the dense points of a contour, some of which are selected as its sample."""
 
 
 def trace(field: np.ndarray, level: float = 0.5) -> Contours:

@@ -89,8 +89,9 @@ def _at(words: Sequence[str], place: int) -> str:
 
 
 def hashed_words(part: WordFeatures) -> Hashed:
-    """Return the function that hashes the ``strings`` of a sentence to buckets; ``PADDING`` fills rows with fewer
-    features.
+    """Return the function that hashes the features of a sentence's words (``strings``) to buckets.
+
+    Words with fewer features than others are padded with ``PADDING``.
     """
 
     @lru_cache(_CACHED)

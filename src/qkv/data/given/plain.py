@@ -16,7 +16,7 @@ from qkv.data.records.images.pictures import as_uri, is_picture
 from qkv.data.records.values import Unusable
 
 _MISSING = ("NAType", "NaTType")
-"""Classes of missing values that do not equal themselves, or raise an error when they are compared."""
+"""Names of pandas' classes of missing values, which cannot be recognised by a comparison."""
 _NAMED = {type(None): "None", bool: "true or false", int: "a number", float: "a number", str: "a text"}
 _NAMED |= {dict: "a dict", bytes: "bytes"}
 
@@ -67,7 +67,7 @@ def _graph(value: Any) -> dict[str, Any] | None:
 
 
 def is_missing(value: Any) -> bool:
-    """True for None, NaN and the missing values of data frames."""
+    """Return True for None, NaN and the missing values of data frames."""
     if value is None or type(value).__name__ in _MISSING:
         return True
     return isinstance(value, (float, np.floating, np.datetime64)) and bool(value != value)

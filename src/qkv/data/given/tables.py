@@ -38,7 +38,7 @@ class Given(NamedTuple):
 
 
 def is_given(value: Any) -> bool:
-    """True if ``value`` is data in memory, not the name of a file or data set."""
+    """Return True if ``value`` is data in memory, not the name of a file or data set."""
     if isinstance(value, (str, bytes, os.PathLike)):
         return False
     return isinstance(value, Iterable) or is_frame(value) or _is_dataset(value) or is_column(value)
@@ -67,8 +67,8 @@ def splits_of(value: Any, what: str = "data") -> dict[str, Any]:
 
 
 def are_splits(value: Mapping[Any, Any]) -> bool:
-    """True for a mapping of splits, whose keys are split names or whose values are whole tables; False for a mapping of
-    columns.
+    """Return True for a mapping of splits, whose keys are split names or whose values are whole tables; False for a
+    mapping of columns.
     """
     if any(is_frame(part) or _is_dataset(part) for part in value.values()):
         return True
@@ -130,17 +130,17 @@ def _holds_dates(index: Any) -> bool:
 
 
 def is_frame(value: Any) -> bool:
-    """True for a data frame of pandas, polars or a similar library."""
+    """Return True for a data frame of pandas, polars or a similar library."""
     return hasattr(value, "columns") and hasattr(value, "__getitem__") and hasattr(value, "shape")
 
 
 def _is_dataset(value: Any) -> bool:
-    """True for a ``datasets.Dataset`` or ``IterableDataset``."""
+    """Return True for a ``datasets.Dataset`` or ``IterableDataset``."""
     return hasattr(value, "column_names") and hasattr(value, "features")
 
 
 def is_column(value: Any) -> bool:
-    """True for a list or an array of values, or a column of a data frame."""
+    """Return True for a list or an array of values, or a column of a data frame."""
     if isinstance(value, (str, bytes, Mapping)) or is_frame(value) or _is_dataset(value):
         return False
     return isinstance(value, (list, tuple)) or any(hasattr(value, name) for name in ("to_list", "tolist", "to_pylist"))

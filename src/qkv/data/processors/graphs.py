@@ -37,7 +37,7 @@ from qkv.spec.signals.graphs import DEGREES, NEIGHBOURHOODS, Graphs
 _WHOLE = 64
 """Largest absolute value of a feature that is treated as a whole number."""
 _SAMPLE = 100
-"""Number of rows from which a table of graphs is recognised."""
+"""Number of rows that are examined to recognise a table of graphs."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -90,7 +90,7 @@ def order_of(spec: ImageSequence) -> np.ndarray:
 def identity_of(values: Sequence[Any]) -> str | None:
     """Return a digest of raw images: of the content of images in memory, and of names, sizes and times of files.
 
-    None if an image is of another kind.
+    None if an image is neither an array nor a file name or data URI.
     """
     total = hashlib.sha256()
     for value in values:

@@ -27,7 +27,7 @@ from qkv.spec.signals.images import SIMPLE, Images
 _LARGEST = 64
 """Largest height and width that are chosen automatically; the user has to set larger sizes."""
 _SAMPLE = 1000
-"""Number of training images from which size, mean and standard deviation are chosen."""
+"""Number of training images that determine the size, the mean and the standard deviation."""
 _DECODED = 8
 """Minimum side of a JPEG image that is decoded at a reduced size, as a multiple of the processor's larger side."""
 

@@ -63,7 +63,7 @@ class Processor(ABC):
 
     @classmethod
     def recognises(cls, source: str, table: Callable[[], Table | None]) -> bool:
-        """True if the file or folder ``source`` holds values of this kind.
+        """Return True if the file or folder ``source`` holds values of this kind.
 
         ``table``: function that reads the source as a table of examples; it returns None if the source is not a table.
         """

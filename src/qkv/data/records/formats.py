@@ -219,7 +219,7 @@ def _two_columns(text: TextSource, given: tuple[str, ...], roles: Sequence[Role]
 
 
 def _names(fields: list[str], roles: Sequence[Role]) -> bool:
-    """True if the fields of the first line name at least one role, so that the line is a header."""
+    """Return True if the fields of the first line name at least one role, so that the line is a header."""
     known = {name.lower() for role in roles for name in (role.name, *role.names)}
     return any(field.strip().lower() in known for field in fields)
 

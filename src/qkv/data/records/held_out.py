@@ -87,7 +87,7 @@ def hold_out_rows(
 ) -> list[str]:
     """Move validation rows out of ``splits["train"]``, in place; return sentences that describe the split.
 
-    A shuffle is seeded by the content alone.
+    A random split depends only on the content of the table.
     """
     rows, label = splits["train"], next((role.name for role in roles if role.kind == "label"), None)
     labels = [row[label] for row in rows] if label else []

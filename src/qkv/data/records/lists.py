@@ -36,7 +36,7 @@ def printed_list(text: str) -> list[Any] | None:
 
 
 def begins_list(text: str) -> bool:
-    """True if a text begins like a printed list of texts, ``["`` or ``['``."""
+    """Return True if a text begins like a printed list of texts, ``["`` or ``['``."""
     return _BEGIN.match(text) is not None
 
 

@@ -36,7 +36,7 @@ class Records:
     - ``bad``: skipped rows
     - ``digest``: hash of the content and of how it was read
     - ``notes``: sentences for the user
-    - ``decimal``: decimal mark in the columns of numbers, if their cells show it
+    - ``decimal``: decimal mark in the columns of numbers; None if no cell determines it
     """
 
     name: str

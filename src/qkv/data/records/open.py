@@ -50,8 +50,8 @@ def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") ->
     time of ``data.split``, by article for questions on articles, else stratified by label. ``where``: path of ``data``
     in the spec, for messages.
 
-    Raises ``UserError`` for a source that is not a table, missing or ambiguous columns, bad rows if they are to be
-    refused, and a table of which more than half the rows are bad.
+    Raises ``UserError`` for a source that is not a table, for missing or ambiguous columns, for bad rows if
+    ``data.bad_rows`` is "refuse", and if more than half of the rows of a table are bad.
     """
     tables = _tables(data, roles, where)
     check_split(data.split, tables, where)
@@ -203,7 +203,7 @@ def _quoted(bad: Sequence[BadRow], count: int, table: Table) -> tuple[str, str]:
 
 
 def _empty(bad: Sequence[BadRow], count: int, table: Table, roles: Sequence[Role]) -> list[str]:
-    """Return one sentence per role on the rows that were left out because its cell is empty."""
+    """Return one sentence per role on the rows that were left out because the cell of this role is empty."""
     lists = {role.name for role in roles if role.kind == "labels"}
     found: dict[str, list[int]] = {}
     for row in bad:
@@ -236,7 +236,7 @@ def _single(rows: Sequence[dict[str, Any]], roles: Sequence[Role], name: str) ->
 
 
 def _decimal(forms: Mapping[str, NumberForm]) -> spec.Decimal | None:
-    """Return the decimal mark of the numbers, if their cells show it."""
+    """Return the decimal mark of the columns of numbers; None if no cell determines it."""
     return next(("comma" if form.decimal == "," else "point" for form in forms.values() if form.shows), None)
 
 

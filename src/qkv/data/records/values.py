@@ -238,7 +238,7 @@ def _tags(value: Any, name: str) -> list[str]:
 
 
 def is_nan(value: Any) -> bool:
-    """True if ``value`` is the float NaN."""
+    """Return True if ``value`` is the float NaN."""
     return isinstance(value, float) and value != value
 
 

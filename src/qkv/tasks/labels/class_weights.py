@@ -78,7 +78,7 @@ def rare_labels_note(
 ) -> list[str]:
     """Return at most one note on rare labels with low recall among (true, predicted) ``pairs``, and a remedy.
 
-    ``counts``: training targets per label. A label is rare if it has less than half of an equal share of them.
+    ``counts``: training targets per label. A label is rare if it has less than half the average number per label.
     ``weighs``: True if the loss of the model's head can have class weights.
     """
     true, hits = Counter(y for y, _ in pairs), Counter(y for y, found in pairs if y == found)

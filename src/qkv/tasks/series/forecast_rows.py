@@ -13,7 +13,7 @@ from qkv.spec.signals.series import Series
 
 
 def columns_of(processor: Series) -> dict[str, str]:
-    """Return the columns of the data by role, as in training."""
+    """Return role -> column of the training data, so that another table is read in the same way."""
     several = {"value": processor.channels, "known": processor.known}
     found = {role: name for role, name in (("time", processor.time), ("series", processor.series)) if name}
     return found | {role: ",".join(names) for role, names in several.items() if names}

@@ -107,7 +107,7 @@ class ForecastingTask(Task):
         return Observed(loss, batch.num_targets, [found])
 
     def _channels(self, model: Transformer, batch: Batch) -> int:
-        """Return the number of channels of a window, whose channels are consecutive rows if each row is one channel."""
+        """Return the number of channels of a window; if each row is one channel, they are consecutive rows."""
         reader = (model.spec.encoder or model.spec).frontend
         return getattr(reader, "features", None) or 1
 

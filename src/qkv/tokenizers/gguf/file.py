@@ -36,7 +36,7 @@ class Header(NamedTuple):
 
 
 def is_gguf(path: Path) -> bool:
-    """True if ``path`` is a file with the suffix of GGUF."""
+    """Return True if ``path`` is a file with the suffix of GGUF."""
     return path.suffix == SUFFIX and path.is_file()
 
 
@@ -52,7 +52,7 @@ def library() -> Any:
 def header(file: Path) -> Header:
     """Read the header of a GGUF file.
 
-    Raises ``UserError`` if the file is truncated, of another format, or of another byte order than this machine's.
+    Raises ``UserError`` if the file is truncated, has another format, or has a byte order other than this machine's.
     """
     try:
         stamp = file.stat()

@@ -39,7 +39,7 @@ from qkv.tokenizers.gguf.words import (
 
 
 def reads_tokenizer(file: Path) -> bool:
-    """True if a GGUF file holds a tokenizer that qkv can read."""
+    """Return True if a GGUF file holds a tokenizer that qkv can read."""
     values = header(file).values
     words = {name for row in WORDS for name in row.names}
     kind = values.get(MODEL)

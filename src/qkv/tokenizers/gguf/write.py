@@ -92,8 +92,8 @@ def _listed(tokenizer: Tokenizer, tokens: Sequence[str], rows: int) -> dict[str,
 def _end(tokenizer: Tokenizer) -> int:
     """Return the id to write as the end-of-text token.
 
-    llama.cpp assumes id 11 if the file names none. For a tokenizer without an end token, the id is therefore that of a
-    token that occurs in no text: the unknown token, or the byte 0xFF, which UTF-8 never uses.
+    llama.cpp assumes id 11 if the file names none. A tokenizer without an end token therefore gets the id of a token
+    that never occurs in a text: the unknown token, or the byte 0xFF, which UTF-8 never uses.
     """
     roles = tokenizer.specials
     never = tokenizer.core.token_to_id(SYMBOLS[255])
@@ -206,7 +206,7 @@ def _sentence_pieces(tokenizer: Tokenizer) -> dict[str, Any] | None:
 
 
 def _space_prefix(tree: Mapping[str, Any]) -> bool | None:
-    """True if a tokenizer puts a space before a text, False if not; None if it does not handle spaces like
+    """Return True if a tokenizer puts a space before a text, False if not; None if it does not handle spaces like
     SentencePiece.
     """
     normalizer, before = tree["normalizer"], tree["pre_tokenizer"]

@@ -125,7 +125,7 @@ class _Guess:
                 self.taken[role.name] = named[0]
 
     def _contradicts(self, column: str, role: Role) -> bool:
-        """True if the content of a column refutes its name.
+        """Return True if the content of a column refutes its name.
 
         A text column is refuted if its values are identifiers and another column has texts; a label column, if its
         labels are all different. Only as many rows are read as the decision needs.
@@ -175,7 +175,9 @@ class _Guess:
         self.taken.update((role.name, column) for role, column in zip(roles, chosen, strict=True))
 
     def _is_filled(self, name: str, most: int) -> bool:
-        """True if the column has at least half as many non-empty cells as the fullest column, which has ``most``."""
+        """Return True if the column has at least half as many non-empty cells as the fullest column, which has
+        ``most``.
+        """
         return 2 * self.profiles[name].filled >= most
 
     def _lists(self, roles: list[Role]) -> None:
@@ -206,7 +208,7 @@ class _Guess:
         return fitting[0]
 
     def _is_refuted(self, name: str, role: Role) -> bool:
-        """True if the only remaining column cannot have the role, because it only numbers rows or its content
+        """Return True if the only remaining column cannot have the role, because it only numbers rows or its content
         contradicts.
         """
         profile = self.profiles[name]

@@ -99,7 +99,7 @@ class Profile:
             self.distinct.add(text[: 4 * LABEL_LENGTH])
 
     def _follows(self, text: str) -> bool:
-        """True if ``text`` is an integer one larger than the previous value, as in a column of row numbers."""
+        """Return True if ``text`` is an integer one larger than the previous value, as in a column of row numbers."""
         before, self._last = self._last, int(text[:18]) if text.isdecimal() else None
         return self._last is not None and before in (None, self._last - 1)
 
@@ -151,11 +151,11 @@ class Profile:
         return self.filled > 0 and not self.is_number and _is_label(self)
 
     def fits(self, kind: Kind) -> bool:
-        """True if the values look like a column of ``kind``, for example few distinct values for a label."""
+        """Return True if the values look like a column of ``kind``, for example few distinct values for a label."""
         return self.filled > 0 and not self.is_id and FITS[kind](self)
 
     def contradicts(self, kind: Kind) -> bool:
-        """True if the values exclude a column of ``kind``, whatever the other columns are.
+        """Return True if the values exclude a column of ``kind``, whatever the other columns are.
 
         This is so if there is no value; for a text, if values are objects, or nearly all are numbers or codes; for a
         label, if values are objects, or the same or different in every row.

@@ -15,11 +15,11 @@ from qkv.spec.signals.series import LONGEST
 
 _BETWEEN = re.compile(r"[\s,;]+")
 _LOOKED_AT = 20
-"""Number of items from which a list is recognised."""
+"""Number of items that are examined to recognise a list of numbers."""
 
 
 def is_series(value: Any) -> bool:
-    """True for a list or array of numbers, or of steps with several channels, or for such a list as JSON text."""
+    """Return True for a list or array of numbers or of steps with several channels, also if the list is JSON text."""
     if isinstance(value, str):
         if not value.lstrip().startswith("["):
             return False

@@ -22,7 +22,7 @@ ARRAYS = ".npy"
 """Extension of a file that holds an array of frames."""
 _IMAGE = "image"
 _SAMPLE = 8
-"""Number of files or folders from which a folder of clips is recognised."""
+"""Number of files or folders that are examined to recognise a folder of clips."""
 _NEIGHBOURS = 4
 """Number of pictures per folder that are compared to tell frames of a clip from other pictures."""
 _THUMBNAIL = 16
@@ -31,8 +31,8 @@ _NUMBER = re.compile(r"(.*?)(\d+)")
 
 
 def is_clip(value: object) -> bool:
-    """True for a clip in memory: an array (T, H, W) or (T, H, W, C) of 1, 3 or 4 channels, or a nested list of that
-    shape.
+    """Return True for a clip in memory: an array (T, H, W) or (T, H, W, C) of 1, 3 or 4 channels, or a nested list of
+    that shape.
     """
     if isinstance(value, np.ndarray):
         return are_frames(value.shape, value.dtype) and not is_pixels(value)
@@ -43,7 +43,7 @@ def is_clip(value: object) -> bool:
 
 
 def are_frames(shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
-    """True if an array of this shape and dtype can be the frames of a clip."""
+    """Return True if an array of this shape and dtype can be the frames of a clip."""
     return dtype.kind in "buif" and (len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3, 4)))
 
 
@@ -57,7 +57,7 @@ def _split(name: str) -> list[str]:
 
 
 def holds_clips(folder: Path) -> bool:
-    """True if a folder holds clips and no other pictures.
+    """Return True if a folder holds clips and no other pictures.
 
     Clips are animations, arrays of frames, or folders of frames inside folders of classes. The frames of a folder must
     be numbered from 0 or 1 without gaps and must clearly belong to one film.
@@ -74,7 +74,7 @@ def holds_clips(folder: Path) -> bool:
 
 
 def numbered_pictures(folder: Path) -> bool:
-    """True if the pictures of a folder are numbered in subfolders of class folders, as frames of clips are."""
+    """Return True if the pictures of a folder are numbered in subfolders of class folders, as frames of clips are."""
     return _are_numbered(_pictures(folder))
 
 
@@ -85,12 +85,12 @@ def _pictures(folder: Path) -> dict[Path, list[Path]]:
 
 
 def _are_numbered(found: Mapping[Path, Sequence[Path]]) -> bool:
-    """True if all files in the split folders ``found`` are numbered frames in subfolders of class folders."""
+    """Return True if all files in the split folders ``found`` are numbered frames in subfolders of class folders."""
     return any(found.values()) and all(_are_numbered_frames(room, each) for room, each in found.items())
 
 
 def _are_films(found: Mapping[Path, Sequence[Path]]) -> bool:
-    """True if numbered pictures in folders are clearly frames of films.
+    """Return True if numbered pictures in folders are clearly frames of films.
 
     The pictures of a folder must have one size. In addition, either all files and all folders have the same names
     except for numbers, as in ``clip7/frame1.png``, or neighbouring pictures look alike. Numbered files alone do not
@@ -114,7 +114,7 @@ def _have_one_size(files: Sequence[Path]) -> bool:
 
 
 def _are_continuous(folders: Sequence[Sequence[Path]]) -> bool:
-    """True if consecutive pictures differ less than half as much as pictures of different folders."""
+    """Return True if consecutive pictures differ less than half as much as pictures of different folders."""
     try:
         small = [[_thumbnail(path) for path in each[:_NEIGHBOURS]] for each in folders]
     except Unusable:
@@ -202,6 +202,6 @@ def pixel_table(text: TextSource, arrays: Mapping[str, np.ndarray]) -> Table:
 
 
 def are_pixels(array: np.ndarray) -> bool:
-    """True for an array of several images with channels, or of several clips."""
+    """Return True for an array of several images with channels, or of several clips."""
     frames = array.ndim == 5 and are_frames(array.shape[1:], array.dtype)
     return frames or (array.ndim == 4 and array.dtype.kind in "buif")

@@ -49,15 +49,16 @@ class FolderLayout(NamedTuple):
 
 
 def is_litter(name: str) -> bool:
-    """True for the name of a file or folder that an operating system or a program left: ``.DS_Store``, ``Thumbs.db``,
-    ``__MACOSX``, ``.ipynb_checkpoints``, ``._x.jpg`` and so on.
+    """Return True for the name of a file or folder that an operating system or a program left: ``.DS_Store``,
+    ``Thumbs.db``, ``__MACOSX``, ``.ipynb_checkpoints``, ``._x.jpg`` and so on.
     """
     return name.startswith(".") or name.casefold() in _LITTER
 
 
 def visible(folder: Path, also: Sequence[str] = ()) -> tuple[list[Path], list[Path]]:
-    """Return (image files, other files) in a folder and below, sorted, without litter. ``also``: further extensions of
-    images.
+    """Return (image files, other files) in a folder and below, sorted, without the files of ``is_litter``.
+
+    ``also``: further extensions of images.
     """
     images, others = list[Path](), list[Path]()
     for path in sorted(_files(folder)):

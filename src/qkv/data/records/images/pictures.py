@@ -24,19 +24,19 @@ Values = Callable[[Path], tuple[list[Path], list[Path]]]
 
 
 def is_image(value: object) -> bool:
-    """True if a cell names an image file, or holds an image as a data URI."""
+    """Return True if a cell names an image file, or holds an image as a data URI."""
     return isinstance(value, str) and (value.startswith(URI) or value.strip().lower().endswith(SUFFIXES))
 
 
 def is_pixels(value: object) -> bool:
-    """True for an image as an array of bytes: (H, W), or (H, W, C) with 1, 3 or 4 channels."""
+    """Return True for an image as an array of bytes: (H, W), or (H, W, C) with 1, 3 or 4 channels."""
     if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
         return False
     return value.ndim == 2 or (value.ndim == 3 and value.shape[2] in (1, 3, 4))
 
 
 def is_picture(value: object) -> bool:
-    """True for an image in memory: an array of pixels, or a Pillow object."""
+    """Return True for an image in memory: an array of pixels, or a Pillow object."""
     return is_pixels(value) or type(value).__module__.startswith("PIL.")
 
 

@@ -114,11 +114,11 @@ def _records(text: TextSource, dialect: Dialect) -> Iterator[Fields]:
 
 
 def _delimiter(text: TextSource) -> str:
-    """Detect the delimiter of a CSV file: with it, the largest fraction of the first records has as many fields as the
-    first record.
+    """Detect the delimiter of a CSV file from its first records.
 
-    The comma wins ties with the semicolon and the tab. If no delimiter divides the first line, such as a title, the
-    most frequent number of fields counts instead.
+    It is the delimiter that gives most records the same number of fields as the first record. The comma wins ties with
+    the semicolon and the tab. If no delimiter splits the first record, which may be a title, the most frequent number
+    of fields above one is used instead of the number of fields of the first record.
     """
     beginning = head(text).splitlines(keepends=True)
     counts = {delimiter: _field_counts(beginning, delimiter) for delimiter in DELIMITERS}
@@ -160,7 +160,7 @@ def _tab_separated(text: TextSource) -> Callable[[], Iterable[Fields]]:
 
 
 def _are_alike(records: Sequence[Fields]) -> bool:
-    """True if all rows have the same number of fields.
+    """Return True if all rows have the same number of fields.
 
     The header may lack the cell of an index column or have empty cells at its end, and titles may precede it.
     """

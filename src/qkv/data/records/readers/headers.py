@@ -11,7 +11,7 @@ from qkv.data.cells.numbers import like_number
 from qkv.spec.errors import UserError
 
 SAMPLE = 100
-"""Number of records from which titles and an index column are recognised."""
+"""Number of records that are examined to recognise titles and an index column."""
 UNNAMED = "Unnamed: {}"
 """Name given to an unnamed column, with its index counted from 0, as in pandas."""
 _SEPARATOR = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE | re.DOTALL)
@@ -139,7 +139,7 @@ def _empty(unnamed: Sequence[int], records: Callable[[], Iterable[Fields]], befo
 
 
 def _has_index(width: int, rows: Sequence[Fields]) -> bool:
-    """True if every row has one field more than the header and begins with a different whole number."""
+    """Return True if every row has one field more than the header and begins with a different whole number."""
     numbers = [row.fields[0].strip() for row in rows if len(row.fields) == width + 1]
     unique = len(set(numbers)) == len(numbers) == len(rows) > 0
     return unique and all(number.isdecimal() for number in numbers) and any(row.fields[-1].strip() for row in rows)
@@ -163,7 +163,7 @@ def _titles(sample: Sequence[Fields]) -> int:
 
 
 def _is_header(cells: Sequence[str], rows: Sequence[Fields], strict: bool) -> bool:
-    """True if ``cells`` are distinct short names that do not occur in their columns below.
+    """Return True if ``cells`` are distinct short names that do not occur in their columns below.
 
     ``strict``: also require a column of numbers, or a column with few distinct values.
     """
@@ -177,7 +177,7 @@ def _is_header(cells: Sequence[str], rows: Sequence[Fields], strict: bool) -> bo
 
 
 def _is_plain(column: Sequence[str]) -> bool:
-    """True if the values of a column are numbers, or are often repeated like labels."""
+    """Return True if the values of a column are numbers, or are often repeated like labels."""
     filled = [cell for cell in column if cell]
     numbers = sum(like_number(cell) for cell in filled)
     return bool(filled) and (numbers == len(filled) or len(set(filled)) <= len(filled) // 2)

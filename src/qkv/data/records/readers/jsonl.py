@@ -12,7 +12,7 @@ from qkv.data.records.table import Row, Table, head, lines
 from qkv.spec.errors import UserError
 
 SAMPLE = 1000
-"""Number of objects whose keys define the columns."""
+"""Number of first objects whose keys define the columns."""
 
 
 def jsonl(text: TextSource) -> Table:

@@ -33,11 +33,11 @@ def parallel(first: TextSource, second: TextSource, columns: tuple[str, str] = (
 
 
 def is_language(name: str) -> bool:
-    """True if a column name is a two-letter BCP 47 language code such as ``de`` or ``pt-BR``."""
+    """Return True if a column name is a two-letter BCP 47 language code such as ``de`` or ``pt-BR``."""
     language, _, region = name.replace("_", "-").partition("-")
     return len(language) == 2 and language.isascii() and language.isalpha() and len(region) in (0, 2, 4)
 
 
 def language_pair(fields: list[str]) -> bool:
-    """True if the first two fields of a line are language codes of different languages, as in a header."""
+    """Return True if the first two fields of a line are language codes of different languages, as in a header."""
     return len(fields) > 1 and all(map(is_language, fields[:2])) and fields[0] != fields[1]

@@ -29,7 +29,9 @@ _TEXT = 30
 
 
 def holds_series(table: Table) -> bool:
-    """True if the rows of a table are series: a column holds lists of numbers, or nearly all columns hold numbers."""
+    """Return True if the rows of a table are series: a column holds lists of numbers, or nearly all columns hold
+    numbers.
+    """
     found = profiles(table)
     others = [each for each in found.values() if not each.is_number and not each.is_series and each.filled]
     if any(each.objects or each.images or each.clips or (each.length > _TEXT and not each.is_label) for each in others):
