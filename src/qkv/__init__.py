@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from qkv.api.recipes import find_recipe as find_recipe
     from qkv.layers.signal import Signal as Signal
     from qkv.models.build import build as build
+    from qkv.runs.inference.rerank import rerank as rerank
     from qkv.runs.inference.search import search as search
     from qkv.runs.run import Run as Run
     from qkv.runs.storage.save import save as save
@@ -84,6 +85,7 @@ _HOMES = {
     "read_model": "qkv.spec.files.yaml_io",
     "read_recipe": "qkv.spec.files.yaml_io",
     "save": "qkv.runs.storage.save",
+    "rerank": "qkv.runs.inference.rerank",
     "search": "qkv.runs.inference.search",
     "swap": "qkv.api.functions",
     "train": "qkv.api.functions",

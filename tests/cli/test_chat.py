@@ -10,10 +10,10 @@ import pytest
 import qkv
 from qkv.cli.main import main
 from qkv.generation.decode.sample import generate
-from qkv.serving.requests.templates import find_template
 from qkv.spec import tokenizers as spec
 from qkv.spec.generation import Generation
 from qkv.spec.model import Text
+from qkv.tokenizers.chat_template import find_template
 from qkv.tokenizers.train import train
 
 TEMPLATE = (

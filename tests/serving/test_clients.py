@@ -19,8 +19,8 @@ from qkv.generation.decode.sample import generate
 from qkv.runs.run import Run
 from qkv.serving.limits import Limits
 from qkv.serving.requests import effects
-from qkv.serving.requests.templates import find_template
 from qkv.spec.generation import Generation
+from qkv.tokenizers.chat_template import find_template
 
 GREEDY = {"model": "rope", "prompt": PROMPT, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
 

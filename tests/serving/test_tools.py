@@ -17,9 +17,9 @@ from tests.serving.test_chat import CHATML, folder_of
 from transformers import PreTrainedTokenizerFast
 
 from qkv.serving.requests.structure import Constraints
-from qkv.serving.requests.templates import find_template
 from qkv.serving.requests.tools import BARE, MARKED, CallForm, CallReader, ToolCall, call_form, required_call
 from qkv.spec.errors import UserError
+from qkv.tokenizers.chat_template import find_template
 
 MARKED_TEMPLATE = """\
 {%- if tools %}

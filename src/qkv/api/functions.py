@@ -386,21 +386,36 @@ def evaluate_choices(
 
 
 @with_usual_settings
-def predict(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+def predict(
+    run: Run | str | Path,
+    *inputs: Any,
+    columns: Mapping[str, str] | None = None,
+    labels: Sequence[str] | None = None,
+    hypothesis: str | None = None,
+    multi_label: bool = False,
+) -> list[dict[str, Any]]:
     """Predict the task's output (label, number, span, text …) for each input, as a mapping whose ``answer`` is
     readable.
 
     An input is a text, or a mapping if the task has several input fields (``{"context": …, "question": …}``). A list of
     inputs, or a table in memory as for ``train``, gives one prediction per row; ``columns``: column of each input field
     in the table, by default as in training. A forecasting run takes a table of series, in memory or a file, and gives a
-    row for each future step. Raises ``UserError``.
+    row for each future step.
+
+    ``labels``: labels to choose from that the model was not trained on, by entailment, for a model of natural language
+    inference. ``hypothesis``: sentence with "{}" for the label, by default "This example is {}."; ``multi_label``:
+    judge each label by itself. See ``qkv.runs.inference.zero_shot``. Raises ``UserError``.
     """
     from qkv.runs.inference.predict import predict as predict_run
+    from qkv.runs.inference.zero_shot import HYPOTHESIS, ZeroShot
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
+    if labels is None and (hypothesis is not None or multi_label):
+        raise UserError("'hypothesis' and 'multi_label' need 'labels'")
+    choice = None if labels is None else ZeroShot(tuple(labels), hypothesis or HYPOTHESIS, multi_label)
     if predicts_tables(loaded):
         return rows_of_table(loaded, inputs, columns)
-    return predict_run(loaded, rows_of_inputs(loaded, inputs, columns))
+    return predict_run(loaded, rows_of_inputs(loaded, inputs, columns), choice)
 
 
 @with_usual_settings

@@ -46,6 +46,7 @@ ROOMS = {
         "evaluate": "Evaluate a trained model on held-out data.",
         "embed": "Compute embedding vectors of texts.",
         "search": "Find the texts of a file that are nearest to a query.",
+        "rerank": "Order documents by their relevance to a query.",
     },
     "inspection": {
         "cost": "Estimate parameters, FLOPs, memory and time of a model.",

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from qkv.interop.files.folder import read_json
-from qkv.interop.files.places import MODULES, is_sentence_folder
+from qkv.interop.files.places import CONFIG, MODULES, is_sentence_folder
 from qkv.interop.mapping.config import Config
 from qkv.layers.pooling import SENTENCE_NAMES
 from qkv.spec.errors import UserError, nearest
@@ -76,6 +76,27 @@ def read_sentence(folder: Path) -> EmbeddingSettings:
     return EmbeddingSettings(
         body, poolings, "Normalize" in kinds, max_length, lower_case, pools_prompt, prompts, default
     )
+
+
+def pair_activation(folder: Path) -> Literal["sigmoid", "identity"]:
+    """Return the activation of the score of a cross-encoder in ``folder``: the one that ``config.json`` names for the
+    sentence-transformers library, else the sigmoid; the identity without a ``config.json``. Raises ``UserError`` for
+    another activation.
+    """
+    file = folder / CONFIG
+    if not file.is_file():
+        return "identity"
+    config = read_json(file)
+    settings = config.get("sentence_transformers")
+    name = settings.get("activation_fn") if isinstance(settings, dict) else None
+    name = name or config.get("sbert_ce_default_activation_function") or "Sigmoid"
+    match str(name).rpartition(".")[2]:
+        case "Sigmoid":
+            return "sigmoid"
+        case "Identity":
+            return "identity"
+        case _:
+            raise UserError(f"{file} names the activation {name!r} for scores of pairs; qkv knows Sigmoid and Identity")
 
 
 class SentencePooling(NamedTuple):

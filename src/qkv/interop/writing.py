@@ -24,11 +24,11 @@ USED = (
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "stop_strings"),
     *("num_beams", "length_penalty", "early_stopping", "eos_token_id", "no_repeat_ngram_size"),
     *("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "decoder_start_token_id", "forced_bos_token_id"),
+    "min_new_tokens",
 )
 """Settings that qkv supports."""
 WITHOUT: Mapping[str, tuple[Any, ...]] = {
     "min_length": (0,),
-    "min_new_tokens": (0,),
     "encoder_repetition_penalty": (1, 1.0),
     "encoder_no_repeat_ngram_size": (0,),
     "exponential_decay_length_penalty": (),
@@ -87,6 +87,7 @@ def going_on(folder: Path, tokenizer: Tokenizer | None, config: Config) -> Gener
     found = said.config
     draws, beams = found.flag("do_sample", False), found.integer("num_beams", 1)
     _warn(said, draws, beams)
+    least = found.integer("min_new_tokens", 0)
     drawing = {
         "temperature": found.number("temperature", 1.0),
         "top_k": found.integer("top_k", _TOP_K) or None,
@@ -99,31 +100,35 @@ def going_on(folder: Path, tokenizer: Tokenizer | None, config: Config) -> Gener
     else:
         settings["repetition_penalty"] = found.number("repetition_penalty", 1.0)
     if found.has("max_new_tokens"):
-        settings["max_new_tokens"] = found.integer("max_new_tokens")
+        settings["max_new_tokens"] = max(least, found.integer("max_new_tokens"))
+    settings["min_tokens"] = least
     ends = tuple(dict.fromkeys((*_ends(folder, found, config), *_own_end(tokenizer))))
     return Generation.parse({**settings, "stop": _strings(found), "stop_token_ids": ends}, str(said.file))
 
 
 def answering(folder: Path, config: Config) -> Generation:
-    """Read the generation settings of a published encoder–decoder: beam search with ``num_beams`` (default 1) up to the
-    stated maximum length. Warns of unsupported settings.
+    """Read the generation settings of a published encoder–decoder: beam search with ``num_beams`` (default 1) between
+    the stated minimum and maximum length. Warns of unsupported settings.
 
-    ``max_length`` counts all tokens of ``beginning``, and ``max_new_tokens`` counts its tokens after the first; they
-    are subtracted here.
+    ``max_length`` and ``min_length`` count all tokens of ``beginning``, ``max_new_tokens`` and ``min_new_tokens`` count
+    its tokens after the first; they are subtracted here.
     """
     said = said_by(folder, config)
     found = said.config
-    _warn(said, False, found.integer("num_beams", 1))
+    _warn(Said({key: value for key, value in said.values.items() if key != "min_length"}, said.file), False, 1)
+    first = len(beginning(folder, config))
     longest = found.integer("max_new_tokens") + 1 if found.has("max_new_tokens") else found.integer("max_length", 0)
-    longest -= len(beginning(folder, config))
+    shortest = found.integer("min_new_tokens") + 1 if found.has("min_new_tokens") else found.integer("min_length", 0)
+    longest, shortest = longest - first, max(0, shortest - first)
     settings = {
         "temperature": 0.0,
         **_forbidden(found),
         **_beams(found),
         "stop_token_ids": _ends(folder, found, config),
+        "min_tokens": shortest,
     }
-    if longest > 0:
-        settings["max_new_tokens"] = longest
+    if longest > 0 or shortest:
+        settings["max_new_tokens"] = max(longest, shortest)
     return Generation.parse(settings, str(said.file))
 
 
@@ -149,7 +154,8 @@ def unused_settings(folder: Path, config: Config) -> Iterator[tuple[str, str]]:
     if said.file.name != GENERATION:
         return
     draws = said.values.get("do_sample") is True
-    for key in sorted(said.values.keys() - set(USED)):
+    used = {*USED, "min_length"} if config.values.get("is_encoder_decoder") else {*USED}
+    for key in sorted(said.values.keys() - used):
         if key in WITHOUT or key in WITHOUT_IN_SAMPLING:
             yield key, "a setting that qkv has not" if _changes(said, key, draws) else "it changes nothing here"
         elif key == "max_length":

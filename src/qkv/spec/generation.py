@@ -12,9 +12,7 @@ from qkv.spec.recipes.forbidding import Forbidding
 
 FILTERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields of the logit filters; rows with equal values of these fields are filtered together."""
-ADJUSTMENTS = ("logit_bias", "presence_penalty", "frequency_penalty", "min_tokens")
-"""Fields applied to each row separately, because they depend on the row's new tokens."""
-DRAWING = (*FILTERS, *ADJUSTMENTS)
+DRAWING = (*FILTERS, "logit_bias", "presence_penalty", "frequency_penalty")
 """Fields that apply to sampling and not to beam search."""
 
 

@@ -149,12 +149,23 @@ class Tokenizer:
         A token that is part of a character (bytes, BPE) has the span of the whole character, so neighbours may share a
         span.
         """
+        encoding, offsets = self._encode_offsets(text)
+        return encoding.ids, offsets
+
+    def encode_words(self, text: str) -> tuple[list[int], list[tuple[int, int]], list[int | None]]:
+        """Encode ``text``; return (ids, offsets, word of each token): the number of the piece, before BPE or WordPiece,
+        that holds the token. None for a token outside of words.
+        """
+        encoding, offsets = self._encode_offsets(text)
+        return encoding.ids, offsets, encoding.word_ids
+
+    def _encode_offsets(self, text: str) -> tuple[tokenizers.Encoding, list[tuple[int, int]]]:
         plain = well_formed(text)
         encoding = self._library(plain)
         if len(plain) == len(text):
-            return encoding.ids, encoding.offsets
+            return encoding, encoding.offsets
         starts = [match.start() for match in _CHARACTER.finditer(text)] + [len(text)]
-        return encoding.ids, [(starts[begin], starts[end]) for begin, end in encoding.offsets]
+        return encoding, [(starts[begin], starts[end]) for begin, end in encoding.offsets]
 
     def encode_framed(self, text: str, most: int | None = None) -> Framed:
         """Encode ``text`` with the special tokens that the model expects around it, truncated to at most ``most`` ids

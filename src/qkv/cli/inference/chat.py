@@ -80,7 +80,7 @@ class Chat:
         """``template``: chat template; None: the tokenizer's. Raises ``UserError`` for a model that cannot chat."""
         from qkv.generation.queue.requests import RequestQueue
         from qkv.runs.inference.end_tokens import writing
-        from qkv.serving.requests.templates import ChatTemplate
+        from qkv.tokenizers.chat_template import ChatTemplate
 
         known = run.tokenizer.chat_template if run.vocabulary.has_text else None
         found = known if template is None else template

@@ -18,6 +18,7 @@ from qkv.cli.shared.why_words import tell_why
 from qkv.spec.errors import UserError, nearest
 
 if TYPE_CHECKING:
+    from qkv.runs.inference.partial_answers import PartialAnswers
     from qkv.runs.run import Run
 
 EXAMPLES = """\
@@ -25,6 +26,7 @@ qkv predict runs/reviews "I would go there again"
 qkv predict runs/reviews --data new.csv --out answered.csv
 qkv predict runs/reviews "I would go there again" --why --report why.html
 qkv predict runs/qa "Who wrote it?" --context @page.txt
+qkv predict bart-large-mnli/ "They won the cup" --label sport --label politics
 cat lines.txt | qkv predict runs/multi30k -
 """
 _AT_ONCE = 256
@@ -33,6 +35,8 @@ _SHOWN = 60
 _OPTIONS = 10
 """Maximum number of class probabilities shown for one input."""
 _ENDINGS = ("csv", "tsv", "jsonl")
+HYPOTHESIS = "This example is {}."
+"""Default of --hypothesis, as in ``qkv.runs.inference.zero_shot``, which imports torch."""
 
 Answer = dict[str, Any]
 
@@ -58,6 +62,14 @@ _Out = Annotated[
     typer.Option("--out", "-o", help="--data: output file (.csv, .tsv, .jsonl); default: standard output."),
 ]
 
+_Label = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="LABEL", help="Choose among these labels by entailment (zero-shot); repeatable."),
+]
+_Hypothesis = Annotated[
+    str, typer.Option(metavar="TEXT", help="--label: sentence that is to follow from the text, with {} for the label.")
+]
+_MultiLabel = Annotated[bool, typer.Option("--multi-label", help="--label: judge each label by itself.")]
 _Why = Annotated[bool, typer.Option("--why", help="Also print how the answer changes when each word is left out.")]
 _Report = Annotated[Path | None, typer.Option(metavar="FILE.html", help="--why: also write the words as a page.")]
 
@@ -73,6 +85,9 @@ def predict_command(
     data: _Data = None,
     column: _Column = None,
     out: _Out = None,
+    label: _Label = None,
+    hypothesis: _Hypothesis = HYPOTHESIS,
+    multi_label: _MultiLabel = False,
     why: _Why = False,
     report: _Report = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line with all details.")] = False,
@@ -85,6 +100,7 @@ def predict_command(
     named = {name: value for name, value in columns.items() if value is not None}
     _check(inputs, data, out, column, context, part or (list(named) if data is None else None))
     _check_why(why, report, data)
+    zero_shot = _zero_shot(label, hypothesis, multi_label, why)
     folder = run_or_published(run)
     parts = {name: _value(value) for name, value in named_values("--set", part)} | named
     if context is not None:
@@ -93,19 +109,33 @@ def predict_command(
     loaded = load_run(folder, copy)
     if data is not None:
         chosen = dict(named_values("--column", column)) | named
-        _answer_table(loaded, data, chosen, out, "jsonl" if as_json else "csv")
+        _answer_table(loaded, data, chosen, zero_shot, out, "jsonl" if as_json else "csv")
         return
     rows = _rows(loaded, texts, parts)
     if why:
         tell_why(loaded, rows, as_json, report)
         return
-    answers = [answer for some in _answers(loaded, rows) for answer in some]
+    answers = [answer for some in _answers(loaded, rows, zero_shot) for answer in some]
     _tell_notes(answers)
     if as_json:
         for row, answer in zip(rows, answers, strict=True):
             typer.echo(json.dumps({**row, **answer}, ensure_ascii=False))
     else:
         _print(rows, answers)
+
+
+def _zero_shot(labels: list[str] | None, hypothesis: str, multi_label: bool, why: bool) -> dict[str, Any]:
+    """Return the arguments of ``qkv.predict`` for labels that the model was not trained on; {} without --label.
+
+    Raises ``UserError`` for options that need --label, and for --why beside it.
+    """
+    if labels:
+        if why:
+            raise UserError("--why explains labels of the training; leave --label out")
+        return {"labels": tuple(labels), "hypothesis": hypothesis, "multi_label": multi_label}
+    if multi_label or hypothesis != HYPOTHESIS:
+        raise UserError(f"--{'multi-label' if multi_label else 'hypothesis'} needs --label")
+    return {}
 
 
 def _check_why(why: bool, report: Path | None, data: str | None) -> None:
@@ -187,18 +217,22 @@ def _rows(run: Run, texts: list[str], parts: dict[str, str]) -> list[dict[str, A
     return rows_for(run, [{asks[0]: text, **parts} for text in texts] or [parts])
 
 
-def _answers(run: Run, rows: Sequence[dict[str, Any]]) -> Iterator[list[Answer]]:
-    """Predict for rows in order, and yield the answers in groups; show the progress on standard error."""
+def _answers(
+    run: Run, rows: Sequence[dict[str, Any]], zero_shot: Mapping[str, Any], done: int = 0
+) -> Iterator[list[Answer]]:
+    """Predict for rows in order, but for the first ``done``, and yield the answers in groups; show the progress on
+    standard error.
+    """
+    from qkv.api.functions import predict
     from qkv.report.progress import Progress
-    from qkv.runs.inference.predict import predict
 
-    if len(rows) <= _AT_ONCE:
-        yield predict(run, rows)
+    if len(rows) - done <= _AT_ONCE:
+        yield predict(run, rows[done:], **zero_shot) if done < len(rows) else []
         return
-    with Progress("predict", len(rows), "rows") as progress:
-        for begin in range(0, len(rows), _AT_ONCE):
+    with Progress("predict", len(rows), "rows", done) as progress:
+        for begin in range(done, len(rows), _AT_ONCE):
             some = rows[begin : begin + _AT_ONCE]
-            yield predict(run, some)
+            yield predict(run, some, **zero_shot)
             progress.advance(len(some))
 
 
@@ -244,21 +278,24 @@ def _shortened(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
-def _answer_table(run: Run, source: str, columns: Mapping[str, str], out: Path | None, form: str) -> None:
+def _answer_table(
+    run: Run, source: str, columns: Mapping[str, str], zero_shot: Mapping[str, Any], out: Path | None, form: str
+) -> None:
     from qkv.runs.inference.inputs import read_inputs
     from qkv.runs.inference.predict import predict_table
     from qkv.runs.run import task_of
     from qkv.runs.storage.files import clear_errors
     from qkv.system.files import write_file
 
-    ending = out.suffix.removeprefix(".") if out else form
+    ending, partial = out.suffix.removeprefix(".") if out else form, None
     if task_of(run).predicts_tables:
         rows, places, notes = predict_table(run, source, columns)
         answers = [{name: value for name, value in row.items() if name not in places} for row in rows]
         text = _written(places, rows, answers, ending)
     else:
         found = read_inputs(run, source, columns)
-        answers, notes = [answer for some in _answers(run, found.rows) for answer in some], found.notes
+        partial = _partial_answers(run, source, {"columns": dict(columns), **zero_shot}, out, len(found.rows))
+        answers, notes = _resumed_answers(run, found.rows, zero_shot, partial), found.notes
         text = _written(found.columns, found.kept, answers, ending)
     for note in notes:
         typer.echo(note, err=True)
@@ -268,7 +305,36 @@ def _answer_table(run: Run, source: str, columns: Mapping[str, str], out: Path |
         return
     with clear_errors(str(out)):
         write_file(out, text.encode())
+    if partial is not None:
+        partial.remove()
     typer.echo(f"{len(answers):,} answers in {out}", err=True)
+
+
+def _partial_answers(
+    run: Run, source: str, settings: Mapping[str, Any], out: Path | None, rows: int
+) -> PartialAnswers | None:
+    """Return the file with the answers of an earlier process that was stopped; None for few rows, without an output
+    file, or for a table that is not a file.
+    """
+    from qkv.runs.inference.partial_answers import PartialAnswers
+
+    if out is None or rows <= _AT_ONCE or not Path(source).is_file():
+        return None
+    return PartialAnswers(out, run, source, settings)
+
+
+def _resumed_answers(
+    run: Run, rows: Sequence[dict[str, Any]], zero_shot: Mapping[str, Any], partial: PartialAnswers | None
+) -> list[Answer]:
+    """Predict for all rows that have no answer in ``partial``, and store the answers there after each group."""
+    answers = list(partial.answers) if partial is not None else []
+    if answers:
+        typer.echo(f"{len(answers):,} of {len(rows):,} answers are in {partial.path if partial else ''}", err=True)
+    for some in _answers(run, rows, zero_shot, len(answers)):
+        if partial is not None and some:
+            partial.add(some)
+        answers += some
+    return answers
 
 
 def _written(columns: Sequence[str], kept: Sequence[Mapping[str, Any]], answers: Sequence[Answer], form: str) -> str:

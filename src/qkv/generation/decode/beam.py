@@ -196,12 +196,23 @@ class BeamSearch:
         """Return a function that tells whether a continuation of the prompt is finished: at its maximum length, by an
         end token or by ``ends``.
         """
-        most, ends = self.generation.max_new_tokens, self._ends
-        return lambda text: len(text) == most or text[-1] in self._end_ids or (ends is not None and ends(prompt, text))
+        most, least, ends = self.generation.max_new_tokens, self.generation.min_tokens, self._ends
+
+        def is_finished(text: list[int]) -> bool:
+            return len(text) == most or (
+                len(text) >= least and (text[-1] in self._end_ids or (ends is not None and ends(prompt, text)))
+            )
+
+        return is_finished
 
     def _drawable(self, prompts: Sequence[int], logits: Tensor) -> Tensor:
-        """Restrict logits to the ids that may be candidates, with -inf for the tokens that the settings forbid."""
+        """Restrict logits to the ids that may be candidates, with -inf for the tokens that the settings forbid and, in
+        a text of fewer than ``min_tokens`` tokens, for end tokens.
+        """
         logits = logits[:, : self._drawn]
+        if len(self.beams[prompts[0]].texts[0]) < self.generation.min_tokens:
+            logits = logits.clone()
+            logits[:, [index for index in self._end_ids if index < logits.shape[1]]] = -math.inf
         if not self.generation.forbids:
             return logits
         pairs = [(self._prompts[prompt], text) for prompt in prompts for text in self.beams[prompt].texts]

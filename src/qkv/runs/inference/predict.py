@@ -6,17 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qkv.runs.inference.inputs import value_columns
+from qkv.runs.inference.zero_shot import ZeroShot, predict_labels
 from qkv.runs.run import Run, task_of
 from qkv.spec.errors import UserError
 from qkv.tasks.task import TablePrediction
 
 
-def predict(run: Run, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def predict(run: Run, rows: Sequence[dict[str, Any]], zero_shot: ZeroShot | None = None) -> list[dict[str, Any]]:
     """Predict the task's output for each row of inputs; see ``qkv.tasks.task.Task.predict``. An answer gets a ``note``
-    if at least half of its input tokens are unknown to the run's tokenizer.
+    if at least half of its input tokens are unknown to the run's tokenizer. ``zero_shot``: labels to choose from
+    instead of those of the training.
     """
     task = task_of(run)
-    answers = task.predict(run.model, run.vocabulary, run.recipe, rows)
+    if zero_shot is None:
+        answers = task.predict(run.model, run.vocabulary, run.recipe, rows)
+    else:
+        answers = predict_labels(run, rows, zero_shot)
     values = value_columns(run)
     for row, answer in zip(rows, answers, strict=True):
         found = _strange(run, [row.get(name) for name in (*task.asks, *task.may_ask) if name not in values])

@@ -74,7 +74,7 @@ def search(
     asked = [queries] if isinstance(queries, str) else list(queries)
     if top < 1 or not asked:
         raise UserError(f"top is {top} and {len(asked)} queries are given; both should be at least 1")
-    texts = _Texts(Path(file).expanduser(), column)
+    texts = TextFile(Path(file).expanduser(), column)
     run, said = opened(source)
     found = unit(embed_opened(run, said, asked, prompt, **options))
     vectors = _index(run, said, texts, text_prompt, options, found.shape[1], on_progress)
@@ -86,7 +86,7 @@ def search(
     ]
 
 
-class _Texts:
+class TextFile:
     """Texts of a file with their line numbers; each iteration reads the file anew."""
 
     def __init__(self, path: Path, column: str | None):
@@ -124,7 +124,7 @@ class _Texts:
 def _index(
     run: Run,
     said: EmbeddingSettings | None,
-    texts: _Texts,
+    texts: TextFile,
     prompt: str | None,
     options: dict[str, Any],
     width: int,
@@ -153,7 +153,7 @@ def _index(
 def _vectors(
     run: Run,
     said: EmbeddingSettings | None,
-    texts: _Texts,
+    texts: TextFile,
     prompt: str | None,
     options: dict[str, Any],
     count: int,

@@ -18,6 +18,7 @@ from qkv.models.edit.sharing import share_weights
 from qkv.models.transformer import Transformer
 from qkv.runs.inference.embed import embed_opened, matryoshka, opened
 from qkv.runs.inference.end_tokens import writing
+from qkv.runs.inference.rerank import scorer_kind
 from qkv.runs.run import Run, task_of
 from qkv.serving.engine.pictures import PictureReader
 from qkv.serving.engine.warm import attempt, write_twice
@@ -26,9 +27,9 @@ from qkv.serving.errors import ApiError, as_api_error
 from qkv.serving.limits import KEPT, Limits
 from qkv.serving.requests.bodies import GenerationBody
 from qkv.serving.requests.structure import Constraints, Structure
-from qkv.serving.requests.templates import NO_TEMPLATE, ChatTemplate, find_template
 from qkv.spec.errors import UserError
 from qkv.spec.generation import FILTERS, Generation
+from qkv.tokenizers.chat_template import NO_TEMPLATE, ChatTemplate, find_template
 
 _SEARCH = ("num_beams", "length_penalty", "num_return", "early_stopping", "seed")
 """Generation settings of a run that a server ignores: those of beam search, and the seed of samples in training."""
@@ -40,7 +41,7 @@ class ServedModel:
     """Run that a server serves.
 
     writes: it generates text, after a prompt or, with an encoder, from a source. embeds: it computes embeddings of
-    texts. predicts: its task has predictions.
+    texts. reranks: it scores documents for a query. predicts: its task has predictions.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class ServedModel:
         # Of the models that write from a source without an encoder, only those of named inputs are asked by messages.
         asked = (model.encoder is not None) == self.task.writes_from_source or bool(run.recipe.data.inputs)
         self.writes = text and written and asked
-        self.embeds = text
+        self.embeds, self.reranks = text, bool(scorer_kind(run, self.embedding))
         self.predicts = bool(self.task.asks) or self.task.predicts_tables
         if not (self.writes or self.embeds or self.predicts):
             raise UserError(f"{run.folder}: a server cannot ask this model for text, embeddings or predictions")
@@ -155,7 +156,13 @@ class ServedModel:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the model's entry in ``/v1/models``."""
-        can = {"completions": self.writes, "chat": self.chats, "embeddings": self.embeds, "predict": self.predicts}
+        can = {
+            "completions": self.writes,
+            "chat": self.chats,
+            "embeddings": self.embeds,
+            "rerank": self.reranks,
+            "predict": self.predicts,
+        }
         return {
             "id": self.name,
             "object": "model",

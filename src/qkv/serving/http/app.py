@@ -30,6 +30,7 @@ from qkv.serving.http.answers import NOT_ENFORCED
 from qkv.serving.http.completions import chat, completions
 from qkv.serving.http.embeddings import embeddings
 from qkv.serving.http.predictions import predictions
+from qkv.serving.http.reranking import rerankings
 from qkv.serving.http.responses import responses
 from qkv.serving.requests.effects import HEADER, header
 
@@ -78,6 +79,7 @@ def app_of(service: Service, access: Access) -> Starlette:
         "/v1/chat/completions": chat,
         "/v1/responses": responses,
         "/v1/embeddings": embeddings,
+        "/v1/rerank": rerankings,
         "/predict": predictions,
     }
     gets: dict[str, Endpoint] = {"/": page, "/health": health, "/metrics": metrics, "/v1/models": models}

@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response
 from qkv.data.records.images.pictures import URI
 from qkv.runs.inference.inputs import value_columns
 from qkv.runs.inference.predict import predict, predict_table, rows_for
+from qkv.runs.inference.zero_shot import HYPOTHESIS, ZeroShot
 from qkv.runs.run import Run
 from qkv.serving.engine.model import ServedModel
 from qkv.serving.engine.service import Service
@@ -44,10 +45,13 @@ def _inputs(value: Any) -> Any:
 
 
 class PredictionBody(Spec):
-    """Body of ``/predict``."""
+    """Body of ``/predict``. labels, hypothesis, multi_label: as for ``qkv.predict``."""
 
     model: str | None = None
     inputs: Annotated[tuple[Any, ...], BeforeValidator(_inputs)]
+    labels: tuple[str, ...] | None = None
+    hypothesis: str = HYPOTHESIS
+    multi_label: bool = False
 
 
 async def predictions(http: HttpRequest, service: Service) -> Response:
@@ -57,18 +61,19 @@ async def predictions(http: HttpRequest, service: Service) -> Response:
     if not model.predicts:
         said = f"the task {model.run.recipe.task.kind!r} of the model {model.name!r} has no answer to predict"
         raise ApiError(said, param="model", code="no_prediction")
-    answers = await unless_dropped(http, _answers(model, body.inputs))
+    answers = await unless_dropped(http, _answers(model, body))
     return JSONResponse({"object": "list", "model": model.name, "data": _plain(answers)})
 
 
-async def _answers(model: ServedModel, inputs: Sequence[Any]) -> list[dict[str, Any]]:
+async def _answers(model: ServedModel, body: PredictionBody) -> list[dict[str, Any]]:
     if model.task.predicts_tables:
-        return await model.worker.call(lambda: _from_table(model.run, inputs))
-    rows = rows_for(model.run, [_read(model, each) for each in inputs])
+        return await model.worker.call(lambda: _from_table(model.run, body.inputs))
+    choice = None if body.labels is None else ZeroShot(body.labels, body.hypothesis, body.multi_label)
+    rows = rows_for(model.run, [_read(model, each) for each in body.inputs])
     found = list[dict[str, Any]]()
     for begin in range(0, len(rows), AT_ONCE):
         some = rows[begin : begin + AT_ONCE]
-        found += await model.worker.call(lambda some=some: predict(model.run, some))
+        found += await model.worker.call(lambda some=some: predict(model.run, some, choice))
     return found
 
 

@@ -17,8 +17,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qkv.serving.requests.structure import Structure
-from qkv.serving.requests.templates import ChatTemplate
 from qkv.spec.errors import UserError
+from qkv.tokenizers.chat_template import ChatTemplate
 
 
 class CallForm(NamedTuple):

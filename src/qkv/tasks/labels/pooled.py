@@ -182,15 +182,25 @@ class PooledTask(ExampleTask, JoinedTask):
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
+        found, notes = self.scored(model, vocabulary, recipe, rows)
+        return [answer | note for answer, note in zip(self.answers(found, vocabulary, recipe), notes, strict=True)]
+
+    def scored(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]]
+    ) -> tuple[Tensor, list[dict[str, str]]]:
+        """Compute the outputs of the head for rows without targets: (outputs (rows, C), note for each prediction).
+
+        Raises ``UserError`` for a row that cannot be encoded.
+        """
         reader, collate = self.reader(recipe, vocabulary), self.collator(recipe, vocabulary)
-        found: list[dict[str, Any]] = []
+        found, notes = list[Tensor](), list[dict[str, str]]()
         for begin in range(0, len(rows), _AT_ONCE):
             read = [self._noted(reader, row) for row in rows[begin : begin + _AT_ONCE]]
             batch = collate([fields for fields, _ in read]).to(model.device)
             with torch.inference_mode(), evaluating(model):
-                answers = self.answers(at_least_single(outputs(model, batch)), vocabulary, recipe)
-            found += [answer | note for answer, (_, note) in zip(answers, read, strict=True)]
-        return found
+                found.append(at_least_single(outputs(model, batch)).cpu())
+            notes += [note for _, note in read]
+        return torch.cat(found) if found else torch.empty(0, 1), notes
 
     def _noted(self, reader: InputReader, row: Mapping[str, Any]) -> tuple[EncodedRow, dict[str, str]]:
         """Encode a row without target: return (fields, note for its prediction). Raises ``UserError``."""

@@ -58,6 +58,21 @@ def marked(words: Sequence[str], tags: Sequence[str]) -> str:
     return " ".join([*parts, *words[done:]])
 
 
+def text_entities(text: str, spans: Sequence[tuple[int, int]], tags: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the entities of a text whose words have the offsets ``spans``: type, text, and offsets [start, end)."""
+    found = [(kind, spans[first][0], spans[last - 1][1]) for kind, first, last in entities(tags)]
+    return [{"type": kind, "text": text[begin:end], "start": begin, "end": end} for kind, begin, end in found]
+
+
+def marked_text(text: str, found: Sequence[Mapping[str, Any]]) -> str:
+    """Format a text with its entities: ``[Barack Obama](person) spoke.``"""
+    parts, done = [], 0
+    for entity in found:
+        parts += [text[done : entity["start"]], f"[{entity['text']}]({entity['type']})"]
+        done = entity["end"]
+    return "".join([*parts, text[done:]])
+
+
 def entity_f1(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> float:
     """Compute the F1 over whole entities, 2 TP / (true + predicted), in per cent; 0 without entities.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -20,6 +21,7 @@ WORDS = "words"
 ROLE = "sentence"
 """Role of the words in the limits of a ``Truncation``."""
 Pieces = Callable[[str, bool], tuple[list[int], int]]
+_WORD = re.compile(r"\S+")
 
 
 class Sentence(NamedTuple):
@@ -36,6 +38,10 @@ class Sentence(NamedTuple):
 
 Reader = Callable[[Sequence[str]], Sentence]
 """Function that encodes, truncates and, with a tokenizer, frames the words of a sentence."""
+Span = tuple[int, int]
+"""Offsets [begin, end) in a text, in characters."""
+TextReader = Callable[[str], tuple[Sentence, list[Span]]]
+"""Function that splits a text into words and encodes it: (sentence, span of each word)."""
 
 
 def reader(vocabulary: Vocabulary, cut: Truncation) -> Reader:
@@ -92,3 +98,56 @@ def _by_tokenizer(tokenizer: Tokenizer, cut: Truncation) -> Reader:
         return Sentence(np.array(found.ids, np.int64), np.array(found.types, np.int64), places)
 
     return read
+
+
+def text_reader(vocabulary: Vocabulary, cut: Truncation) -> TextReader:
+    """Return the encoder of a text that is not split into words.
+
+    A tokenizer encodes the whole text, and its own words are those of the sentence: pieces before BPE or WordPiece,
+    which separate punctuation in most vocabularies, cut at white space. Without a tokenizer, white space separates
+    words.
+    """
+    if vocabulary.processors.get(WORDS) is None:
+        return _text_by_tokenizer(vocabulary.tokenizer, cut)
+    read = reader(vocabulary, cut)
+
+    def read_text(text: str) -> tuple[Sentence, list[Span]]:
+        spans = [match.span() for match in _WORD.finditer(text)]
+        return read([text[begin:end] for begin, end in spans]), spans
+
+    return read_text
+
+
+def _text_by_tokenizer(tokenizer: Tokenizer, cut: Truncation) -> TextReader:
+    frame = tokenizer.frame
+
+    def read_text(text: str) -> tuple[Sentence, list[Span]]:
+        ids, offsets, words = tokenizer.encode_words(text)
+        heads, spans = _words_of_tokens(text, offsets, words)
+        kept = cut(ids, ROLE).tolist()
+        found = cut.framed(frame.around(kept))
+        places = [found.begins[0] + head for head in heads if head < len(kept)]
+        return Sentence(np.array(found.ids, np.int64), np.array(found.types, np.int64), places), spans
+
+    return read_text
+
+
+def _words_of_tokens(text: str, offsets: Sequence[Span], words: Sequence[int | None]) -> tuple[list[int], list[Span]]:
+    """Return (index of the first token of each word, span of each word) for the tokens of ``text``.
+
+    A word begins at a token with another word number than the token before it, or after white space. Tokens of white
+    space alone belong to no word.
+    """
+    heads, spans, last = list[int](), list[Span](), None
+    for i, ((begin, end), word) in enumerate(zip(offsets, words, strict=True)):
+        piece = text[begin:end]
+        begin += len(piece) - len(piece.lstrip())
+        if not piece.strip():
+            continue
+        if (spans and word == last and not text[spans[-1][1] : begin]) or (spans and begin < spans[-1][1]):
+            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+        else:
+            heads.append(i)
+            spans.append((begin, begin + len(piece.strip())))
+        last = word
+    return heads, spans

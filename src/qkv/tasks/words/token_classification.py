@@ -31,8 +31,17 @@ from qkv.tasks.example_task import Collate, ExampleTask, Truncation, trained, ty
 from qkv.tasks.labels.class_weights import label_loss, rare_labels_note, weights_of, with_class_weights
 from qkv.tasks.metrics.label_metrics import agreement
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals
-from qkv.tasks.words.entities import OUTSIDE, entity_f1, entity_scores, marked, marks_entities
-from qkv.tasks.words.sentences import ROLE, WORDS, Sentence, reader
+from qkv.tasks.words.entities import (
+    OUTSIDE,
+    entities,
+    entity_f1,
+    entity_scores,
+    marked,
+    marked_text,
+    marks_entities,
+    text_entities,
+)
+from qkv.tasks.words.sentences import ROLE, WORDS, Sentence, Span, reader, text_reader
 from qkv.tasks.words.tag_baseline import Baselines, too_large
 
 _AT_ONCE = 64
@@ -175,18 +184,20 @@ class TokenClassificationTask(ExampleTask):
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        read_words, found = reader(vocabulary, self.reader(recipe, vocabulary)), []
-        sentences = [_words(row["words"]) for row in rows]
+        cut = self.reader(recipe, vocabulary)
+        read_words, read_text, found = reader(vocabulary, cut), text_reader(vocabulary, cut), list[dict[str, Any]]()
+        given = [_checked(row["words"]) for row in rows]
         for begin in range(0, len(rows), _AT_ONCE):
-            read = [read_words(words) for words in sentences[begin : begin + _AT_ONCE]]
-            sentences_read = [TaggedSentence(values, types, _at(heads, len(values))) for values, types, heads in read]
-            batch = _collated(sentences_read).to(model.device)
+            some = given[begin : begin + _AT_ONCE]
+            read = [read_text(each) if isinstance(each, str) else (read_words(each), None) for each in some]
+            sentences = [TaggedSentence(values, types, _at(heads, len(values))) for (values, types, heads), _ in read]
+            batch = _collated(sentences).to(model.device)
             with torch.inference_mode(), evaluating(model):
                 best = model.head.decode(_logits(model, batch), batch.targets != IGNORED).tolist()
-            found += [
-                [vocabulary.labels[row[head]] for head in heads] for row, (_, _, heads) in zip(best, read, strict=True)
-            ]
-        return [_answer(words, tags, vocabulary.labels) for words, tags in zip(sentences, found, strict=True)]
+            for each, row, (sentence, spans) in zip(some, best, read, strict=True):
+                tags = [vocabulary.labels[row[head]] for head in sentence.heads]
+                found.append(_answer(each, spans, tags, vocabulary.labels))
+        return found
 
 
 def _known(records: Records) -> list[str]:
@@ -229,22 +240,33 @@ def _at(heads: list[int], length: int, classes: Sequence[int] | int = 0) -> np.n
     return targets
 
 
-def _words(given: Any) -> list[str]:
-    """Return the words of a sentence: a string, split at white space, or a list.
-
-    Raises ``UserError`` for anything else.
-    """
-    words = given.split() if isinstance(given, str) else given
+def _checked(given: Any) -> str | list[str]:
+    """Return the input of a prediction: a text, or a list of words. Raises ``UserError`` for anything else."""
+    if isinstance(given, str) and given.strip():
+        return given
+    words = () if isinstance(given, str) else given
     if not isinstance(words, (list, tuple)) or not words or not all(isinstance(word, str) and word for word in words):
         raise UserError(f"words: {given!r} is not a sentence; give a text with at least one word, or a list of words")
     return list(words)
 
 
-def _answer(words: list[str], tags: list[str], labels: Sequence[str]) -> dict[str, Any]:
-    """Build the readable prediction for a sentence; truncated words get O, or "?" if tags encode no entities."""
-    unread = len(words) - len(tags)
-    tags = tags + [OUTSIDE if marks_entities(labels) else "?"] * unread
+def _answer(
+    given: str | list[str], spans: Sequence[Span] | None, tags: list[str], labels: Sequence[str]
+) -> dict[str, Any]:
+    """Build the readable prediction for a sentence; truncated words get O, or "?" if tags encode no entities.
+
+    ``spans``: offsets of the words of a text; None for a list of words. The answer has ``entities``: type and text of
+    each entity, with its offsets [start, end) in a text.
+    """
+    words = [given[begin:end] for begin, end in spans] if isinstance(given, str) and spans else list(given)
+    unread, encodes = len(words) - len(tags), marks_entities(labels)
+    tags = tags + [OUTSIDE if encodes else "?"] * unread
     answer: dict[str, Any] = {"answer": marked(words, tags), "words": words, "tags": tags}
+    if encodes and isinstance(given, str) and spans:
+        answer["entities"] = text_entities(given, spans, tags)
+        answer["answer"] = marked_text(given, answer["entities"])
+    elif encodes:
+        answer["entities"] = [{"type": kind, "text": " ".join(words[begin:end])} for kind, begin, end in entities(tags)]
     if unread:
         answer["note"] = (
             f"the last {unread} of {len(words)} words were truncated: the sentence is longer than the model can read"

@@ -1,0 +1,80 @@
+"""``qkv rerank``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qkv.cli.shared.inputs import lines_of_input
+from qkv.cli.shared.runs import Copy, run_or_published
+from qkv.interop.files.places import is_sentence_folder
+from qkv.spec.errors import UserError
+
+EXAMPLES = """\
+qkv rerank ms-marco-MiniLM-L6-v2/ "who wrote it" "Alice wrote the book." "The film was long."
+qkv rerank Qwen3-Reranker-0.6B/ "who wrote it" --data notes.txt --top 3
+qkv rerank all-MiniLM-L6-v2/ "who wrote it" --data notes.csv --column body --json
+"""
+_SHOWN = 100
+"""Maximum number of characters of a document shown in the table."""
+
+_Instruction = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="The task in a sentence, for a language model with a chat template.")
+]
+
+
+def rerank_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a published model.")],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="The question or search query.")],
+    documents: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DOCUMENT]...", help="Texts; '-' reads one per line from standard input."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="One text per line, or a table: CSV, TSV, JSONL.")
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="--data: column of the texts; default: guessed.")
+    ] = None,
+    top: Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of documents; default: all.")] = None,
+    instruction: _Instruction = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per document.")] = False,
+    copy: Copy = False,
+) -> None:
+    """Order documents by their relevance to a query, with a score for each.
+
+    A cross-encoder scores each pair of query and document. A language model with a chat template is asked whether the
+    document answers the query, and the score is the probability of "yes" against "no". Other models compare
+    embeddings.
+    """
+    if bool(documents) == (data is not None):
+        raise UserError("give documents to order, or a file with --data, and not both")
+    if column is not None and data is None:
+        raise UserError("--column needs --data")
+    folder = run if is_sentence_folder(run) else run_or_published(run)
+    from qkv.runs.inference.rerank import rerank
+    from qkv.runs.inference.search import TextFile
+
+    if data is not None:
+        texts = [text for text, _ in TextFile(data, column)]
+    else:
+        texts = [line for text in documents or () for line in (lines_of_input() if text == "-" else [text])]
+    if not texts:
+        raise UserError(f"{data or 'standard input'} holds no text")
+    found = rerank(folder, query, texts, top, instruction, copy)
+    if as_json:
+        for each in found:
+            typer.echo(json.dumps(each._asdict(), ensure_ascii=False))
+        return
+    from qkv.report.table import print_table
+
+    rows = [(f"{each.score:.4f}", each.index + 1, _shortened(each.document)) for each in found]
+    print_table(query, ["score", "document", "text"], rows)
+
+
+def _shortened(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

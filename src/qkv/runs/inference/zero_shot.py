@@ -1,0 +1,93 @@
+"""Zero-shot classification: labels that the model was not trained on, by entailment (Yin et al. 2019).
+
+A model of natural language inference reads the text and a hypothesis for each label, such as "This example is sport."
+With the logits z of entailment and c of contradiction,
+
+    p(label) = exp z(label) / Σ_l exp z(l)                                 one label is right
+    p(label) = exp z(label) / (exp z(label) + exp c(label))                each label is right or not (``multi_label``)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.runs.run import Run, task_of
+from qkv.spec.errors import UserError
+from qkv.tasks.labels.pooled import PooledTask
+
+HYPOTHESIS = "This example is {}."
+
+
+@dataclass(frozen=True)
+class ZeroShot:
+    """Labels to choose from. ``hypothesis``: sentence with ``{}`` for the label. ``multi_label``: judge each label by
+    itself. Raises ``UserError`` for a hypothesis without ``{}``, and for labels that are empty or repeated.
+    """
+
+    labels: tuple[str, ...]
+    hypothesis: str = HYPOTHESIS
+    multi_label: bool = False
+
+    def __post_init__(self) -> None:
+        if "{}" not in self.hypothesis:
+            raise UserError(f"hypothesis: {self.hypothesis!r} given; it should have {{}} for the label")
+        if not self.labels or not all(label.strip() for label in self.labels):
+            raise UserError("labels: give at least one, and none that is empty")
+        twice = next((label for i, label in enumerate(self.labels) if label in self.labels[:i]), None)
+        if twice is not None:
+            raise UserError(f"labels: {twice!r} is given twice")
+
+    def pairs(self, text: str) -> list[dict[str, str]]:
+        """Build the inputs for one text: the text and the hypothesis of each label."""
+        return [{"text": text, "pair": self.hypothesis.replace("{}", label)} for label in self.labels]
+
+
+def predict_labels(run: Run, rows: Sequence[Mapping[str, Any]], choice: ZeroShot) -> list[dict[str, Any]]:
+    """Classify the texts of ``rows`` into the labels of ``choice`` by entailment; return the answer of each row, its
+    probability and those of all labels. Raises ``UserError`` for a model that judges no entailment, and for rows that
+    have more than a text.
+    """
+    entailment, contradiction = inference_classes(run)
+    extra = next((name for row in rows for name in row if name != "text"), None)
+    if extra is not None:
+        raise UserError(f"zero-shot labels are for single texts; leave the input {extra!r} out")
+    task = task_of(run)
+    assert isinstance(task, PooledTask)
+    pairs = [pair for row in rows for pair in choice.pairs(row["text"])]
+    logits, notes = task.scored(run.model, run.vocabulary, run.recipe, pairs)
+    logits = logits.double().view(len(rows), len(choice.labels), -1)
+    if choice.multi_label:
+        chances = logits[..., [contradiction, entailment]].softmax(-1)[..., 1]
+    else:
+        chances = logits[..., entailment].softmax(-1)
+    found = [_answer(choice.labels, each) for each in chances]
+    return [answer | notes[i * len(choice.labels)] for i, answer in enumerate(found)]
+
+
+def _answer(labels: Sequence[str], chances: Tensor) -> dict[str, Any]:
+    best = int(torch.argmax(chances))
+    probabilities = dict(zip(labels, chances.tolist(), strict=True))
+    return {"answer": labels[best], "probability": probabilities[labels[best]], "probabilities": probabilities}
+
+
+def inference_classes(run: Run) -> tuple[int, int]:
+    """Return the classes (entailment, contradiction) of a model of natural language inference; without a class for
+    contradiction, the first class that is not entailment. Raises ``UserError`` for another model.
+    """
+    task, labels = task_of(run), [label.lower() for label in run.vocabulary.labels]
+    entailment = next((i for i, label in enumerate(labels) if label.startswith("entail")), None)
+    if entailment is None or not isinstance(task, PooledTask) or "pair" not in task.may_ask:
+        known = ", ".join(run.vocabulary.labels[:5]) or "no classes"
+        raise UserError(
+            "zero-shot labels need a model of natural language inference, which reads pairs of texts and has a class "
+            f"'entailment'; {run.folder} has {known}"
+        )
+    others = [i for i in range(len(labels)) if i != entailment]
+    if not others:
+        raise UserError(f"{run.folder} has the class {run.vocabulary.labels[entailment]!r} only")
+    return entailment, next((i for i in others if labels[i].startswith("contra")), others[0])

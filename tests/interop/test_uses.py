@@ -1,0 +1,225 @@
+"""What published folders are used for, beside the transformers library: entities, labels by entailment, reranking."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.interop.folders import edit
+from tests.interop.word_pieces import word_pieces
+
+import qkv
+from qkv.cli.main import main
+from qkv.runs.inference.embed import embed
+from qkv.runs.inference.rerank import INSTRUCTION
+from qkv.spec.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WORDS = (
+    *("the", "a", "dog", "sat", "on", "mat", "john", "smith", "lives", "in", "paris", "who", "wrote", "it"),
+    *(".", ",", "?", "<", ">", ":", "yes", "no", "this", "example", "is", "sport", "film"),
+)
+LETTERS = [*map(chr, range(ord("a"), ord("z") + 1))]
+PIECES = [*dict.fromkeys([*WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)])]
+CORE = word_pieces(SPECIALS, PIECES, "{cls} $A {sep}", "{cls} $A {sep} $B:1 {sep}:1")
+TEXT = "John Smith  lives in Paris, France. Who wrote it?"
+TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+CLASSES = ["contradiction", "neutral", "entailment"]
+LABELS = ("sport", "film", "paris")
+DOCUMENTS = ["John Smith wrote it.", "The dog sat on a mat.", "It lives in Paris"]
+TEMPLATE = (
+    "{% for m in messages %}[CLS]{{ m['role'] }} {{ m['content'] }}[SEP]{% endfor %}"
+    "{% if add_generation_prompt %}[CLS]a{% if not enable_thinking %} no{% endif %}{% endif %}"
+)
+INPUTS = ["input_ids", "token_type_ids", "attention_mask"]
+SIZES: dict[str, Any] = {
+    "vocab_size": len(SPECIALS) + len(PIECES),
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 512,
+}
+
+
+def tokenizer(**more: Any) -> transformers.PreTrainedTokenizerFast:
+    named = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIALS, strict=True))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=CORE, model_input_names=INPUTS, **named, **more)
+
+
+def written(folder: Path, kind: Any, config: Any, **more: Any) -> Any:
+    """Write a folder with random weights and the tokenizer; return the model of the transformers library."""
+    torch.manual_seed(3)
+    model = kind(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    tokenizer(**more).save_pretrained(folder)
+    return model
+
+
+def bert(labels: list[str]) -> Any:
+    named = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+    return transformers.BertConfig(**SIZES, **named)
+
+
+@pytest.fixture(scope="module")
+def inference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("inference")
+    return folder, written(folder, transformers.BertForSequenceClassification, bert(CLASSES))
+
+
+def test_entities_have_offsets_and_words_of_the_pipeline(tmp_path: Path) -> None:
+    model = written(tmp_path, transformers.BertForTokenClassification, bert(TAGS))
+    strategy = {"aggregation_strategy": "first", "ignore_labels": []}
+    pipeline = transformers.pipeline(
+        "token-classification", model=model, tokenizer=tokenizer(), device="cpu", **strategy
+    )
+    (answer,) = qkv.predict(str(tmp_path), TEXT)
+    theirs = {each["start"]: each for each in pipeline(TEXT)}
+    assert answer["words"] == ["John", "Smith", "lives", "in", "Paris", ",", "France", ".", "Who", "wrote", "it", "?"]
+    groups = {entity["start"]: entity for entity in answer["entities"]}
+    assert groups
+    for begin, entity in groups.items():
+        assert TEXT[begin : entity["end"]] == entity["text"]
+        assert (theirs[begin]["end"], theirs[begin]["entity_group"]) == (entity["end"], entity["type"])
+    assert groups.keys() == {begin for begin, each in theirs.items() if each["entity_group"] != "O"}
+    rest = answer["answer"]
+    for entity in answer["entities"]:
+        rest = rest.replace(f"[{entity['text']}]({entity['type']})", entity["text"], 1)
+    assert rest == TEXT
+
+
+def test_words_of_a_list_have_entities_without_offsets(tmp_path: Path) -> None:
+    written(tmp_path, transformers.BertForTokenClassification, bert(TAGS))
+    (answer,) = qkv.predict(str(tmp_path), {"words": ["John", "lives", "in", "Paris,"]})
+    assert len(answer["tags"]) == 4
+    assert all(entity.keys() == {"type", "text"} for entity in answer["entities"])
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_labels_by_entailment_are_those_of_the_pipeline(inference: tuple[Path, Any], multi_label: bool) -> None:
+    folder, model = inference
+    pipeline = transformers.pipeline("zero-shot-classification", model=model, tokenizer=tokenizer(), device="cpu")
+    hypothesis = "It is {}."
+    theirs = pipeline(TEXT, list(LABELS), hypothesis_template=hypothesis, multi_label=multi_label)
+    (answer,) = qkv.predict(str(folder), TEXT, labels=LABELS, hypothesis=hypothesis, multi_label=multi_label)
+    assert answer["answer"] == theirs["labels"][0]
+    assert answer["probabilities"] == pytest.approx(
+        dict(zip(theirs["labels"], theirs["scores"], strict=True)), abs=1e-5
+    )
+
+
+def test_the_command_chooses_among_labels(inference: tuple[Path, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    options = [word for label in LABELS for word in ("--label", label)]
+    assert main(["predict", str(inference[0]), TEXT, "--json", *options]) == 0
+    (expected,) = qkv.predict(str(inference[0]), TEXT, labels=LABELS)
+    assert json.loads(capsys.readouterr().out)["probabilities"] == pytest.approx(expected["probabilities"])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--label", "a", "--label", "a"], "'a' is given twice"),
+        (["--label", "a", "--hypothesis", "none"], "it should have {}"),
+        (["--multi-label"], "--multi-label needs --label"),
+        (["--label", "a", "--why"], "leave --label out"),
+    ],
+)
+def test_wrong_labels_are_refused(
+    inference: tuple[Path, Any], options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(inference[0]), TEXT, *options]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_classifier_of_other_classes_judges_no_entailment(tmp_path: Path) -> None:
+    written(tmp_path, transformers.BertForSequenceClassification, bert(["good", "bad"]))
+    with pytest.raises(UserError, match=r"need a model of natural language inference.* has good, bad"):
+        qkv.predict(str(tmp_path), TEXT, labels=LABELS)
+
+
+@pytest.mark.parametrize(
+    ("entry", "activation"),
+    [
+        ({}, torch.sigmoid),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, lambda value: value),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, lambda value: value),
+    ],
+)
+def test_a_cross_encoder_scores_pairs(tmp_path: Path, entry: dict[str, Any], activation: Any) -> None:
+    model = written(tmp_path, transformers.BertForSequenceClassification, bert(["LABEL_0"]))
+    edit(tmp_path / "config.json", lambda config: config.update(entry))
+    pairs = tokenizer()([TEXT] * 3, DOCUMENTS, return_tensors="pt", padding=True)
+    wanted = activation(model(**pairs).logits[:, 0]).tolist()
+    found = qkv.rerank(str(tmp_path), TEXT, DOCUMENTS)
+    assert {each.index: each.score for each in found} == pytest.approx(dict(enumerate(wanted)), abs=1e-5)
+    assert all(first.score >= second.score for first, second in pairwise(found))
+    assert [each.document for each in qkv.rerank(str(tmp_path), TEXT, DOCUMENTS, top=1)] == [found[0].document]
+
+
+def test_an_unknown_activation_of_pairs_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, transformers.BertForSequenceClassification, bert(["LABEL_0"]))
+    edit(tmp_path / "config.json", lambda config: config.update(sbert_ce_default_activation_function="torch.nn.Tanh"))
+    with pytest.raises(UserError, match=r"names the activation 'torch.nn.Tanh'"):
+        qkv.rerank(str(tmp_path), TEXT, DOCUMENTS)
+
+
+@pytest.mark.parametrize("instruction", [None, "this is sport"])
+def test_a_language_model_judges_documents(tmp_path: Path, instruction: str | None) -> None:
+    config = transformers.Qwen3Config(**SIZES, num_key_value_heads=1, head_dim=8)
+    model = written(tmp_path, transformers.Qwen3ForCausalLM, config, chat_template=TEMPLATE)
+    yes, no = (tokenizer().convert_tokens_to_ids(word) for word in ("yes", "no"))
+    wanted = []
+    for document in DOCUMENTS:
+        asked = f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {TEXT}\n<Document>: {document}"
+        messages = [
+            {
+                "role": "system",
+                "content": "Judge whether the Document meets the requirements based on the Query and the Instruct "
+                'provided. Note that the answer can only be "yes" or "no".',
+            },
+            {"role": "user", "content": asked},
+        ]
+        text = tokenizer(chat_template=TEMPLATE).apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
+        ids = tokenizer()(text, add_special_tokens=False, return_tensors="pt").input_ids
+        wanted.append(model(ids).logits[0, -1, [yes, no]].softmax(-1)[0].item())
+    found = qkv.rerank(str(tmp_path), TEXT, DOCUMENTS, instruction=instruction)
+    assert {each.index: each.score for each in found} == pytest.approx(dict(enumerate(wanted)), abs=1e-5)
+
+
+def test_other_models_compare_embeddings(inference: tuple[Path, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    vectors = torch.from_numpy(embed(str(inference[0]), [TEXT, *DOCUMENTS], normalise=True))
+    wanted = (vectors[1:] @ vectors[0]).tolist()
+    assert main(["rerank", str(inference[0]), TEXT, *DOCUMENTS, "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {row["index"]: row["score"] for row in rows} == pytest.approx(dict(enumerate(wanted)), abs=1e-5)
+    with pytest.raises(UserError, match="an instruction is given, but"):
+        qkv.rerank(str(inference[0]), TEXT, DOCUMENTS, instruction="a")
+
+
+def test_documents_of_a_file_and_wrong_requests(
+    inference: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("\n".join(DOCUMENTS))
+    assert main(["rerank", str(inference[0]), TEXT, "--data", str(file), "--top", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert sum(document in shown for document in DOCUMENTS) == 2
+    for wrong, sentence in (
+        ([TEXT], "give documents to order, or a file"),
+        ([" ", "a"], "the query is empty"),
+        ([TEXT, "a", " "], "document 1 is empty"),
+        ([TEXT, "a", "--column", "b"], "--column needs --data"),
+    ):
+        assert main(["rerank", str(inference[0]), *wrong]) == 2
+        assert sentence in capsys.readouterr().err
