@@ -79,6 +79,8 @@ LINES: dict[str, tuple[str, ...]] = {
     "embed published": ("hf", "the fox"),
     "search": ("lm", "text.txt", "the fox"),
     "search published": ("hf", "text.txt", "the fox"),
+    "rerank": ("lm", "the fox", "a dog", "text"),
+    "rerank published": ("hf", "the fox", "--data", "text.txt"),
     "cost": ("tiny.yaml",),
     "why": ("tiny.yaml",),
     "load": ("hf",),
