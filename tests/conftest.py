@@ -21,7 +21,7 @@ import torch
 settings.register_profile(
     "qkv",
     deadline=None,
-    max_examples=25,
+    max_examples=15,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -55,20 +55,20 @@ def built_on_paper(model: Model) -> torch.nn.Module:
         return build(model)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(model=models())
 def test_parameters_are_those_of_the_built_model(model: Model) -> None:
     assert cost(model, length=5).parameters == sum(p.numel() for p in built_on_paper(model).parameters())
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(model=models(causal=True), batch=st.integers(1, 3), length=st.integers(1, 12))
 def test_state_bytes_are_those_of_a_real_state(model: Model, batch: int, length: int) -> None:
     state = build(model).init_state(batch, length)
     assert cost(model, batch).state_bytes(length) == nbytes(state)
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(model=models(), batch=st.integers(1, 3), length=st.integers(2, 12))
 def test_forward_flops_are_those_of_torchs_counter(model: Model, batch: int, length: int) -> None:
     counted = cost(model, batch, length)
@@ -78,7 +78,7 @@ def test_forward_flops_are_those_of_torchs_counter(model: Model, batch: int, len
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("kind", BRANCHES, ids=lambda kind: kind.kind)
 def test_training_flops_are_those_of_torchs_counter(kind: type[Branch], recompute: bool) -> None:
-    model = model_of(kind(), num_layers=3)
+    model = model_of(kind(), num_layers=2, context_length=12)
     counted = cost(model, 2, training=Training(recompute=recompute, accumulate=2))
     # The zero state before the first position, the one after the last, and a distance's sinusoid have no gradient.
     nearly = issubclass(kind, (LinearAttention, Retention, Mamba2, GatedDelta, Recurrent, RelativeAttention))

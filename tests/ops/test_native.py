@@ -137,7 +137,7 @@ SPLIT = "--param=avoid-fma-max-bits=512"
 
 
 @needs_native
-@pytest.mark.parametrize("option", [None, SPLIT])
+@pytest.mark.parametrize("option", [None, pytest.param(SPLIT, marks=pytest.mark.slow)])
 def test_rows_do_not_depend_on_each_other(option: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row gives the same bits alone and among others, so that a batch writes what its rows write alone."""
     if option is not None:
