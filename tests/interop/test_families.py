@@ -39,7 +39,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_every_family_has_cases() -> None:
     shown = {case.config.model_type for case in every_case()}
     missing = {name for family in families() for name in family.model_types} - shown
-    assert not missing
+    assert missing == {"vit_mae"}, "its class leaves out random patches: tests/interop/test_images.py"
 
 
 def test_the_logits_are_equal(pair: Pair, record_property: Any) -> None:

@@ -20,6 +20,8 @@ from transformers import (
     SiglipImageProcessorPil,
     ViTForImageClassification,
     ViTImageProcessorPil,
+    ViTMAEConfig,
+    ViTMAEForPreTraining,
     ViTModel,
 )
 
@@ -30,7 +32,10 @@ from qkv.interop.images import read_processor, written_processor
 from qkv.interop.load import load_published
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import read_spec
-from qkv.interop.registry import choose
+from qkv.interop.registry import choose, families, families_by_type
+from qkv.interop.save import save_published
+from qkv.interop.unsupported import NEEDS
+from qkv.layers.signal import Signal
 from qkv.spec.errors import UserError
 from qkv.spec.heads import VectorsHead
 from qkv.spec.model import Model
@@ -146,6 +151,38 @@ def test_a_misspelt_key_of_a_tower_is_refused_by_its_name(key: str) -> None:
     config = Config({"model_type": "clip", "vision_config": inner})
     with pytest.raises(UserError, match=f"vision_config: .* did you mean '{key}'"):
         read_spec(*choose(config), config)
+
+
+def test_the_encoder_of_a_masked_autoencoder_reads_all_patches_and_is_written_as_vit(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 30, "num_attention_heads": 5, "patch_size": 4, "image_size": 12, "intermediate_size": 44}
+    decoder = {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
+    config = ViTMAEConfig(**sizes, **decoder, num_hidden_layers=2, mask_ratio=0.0)
+    theirs = saved(ViTMAEForPreTraining, config, tmp_path / "mae").vit
+    published = load_published(tmp_path / "mae")
+    pixels = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        wanted = theirs(pixels, noise=torch.arange(9.0).expand(2, -1)).last_hidden_state
+        found = published.model(Signal(pixels))[0]
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    assert save_published(published.model, tmp_path / "vit", family=published.family).architecture == "ViTModel"
+    with torch.no_grad():
+        again = ViTModel.from_pretrained(tmp_path / "vit").eval()(pixels).last_hidden_state
+    torch.testing.assert_close(again, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"model_type": "swin"}, {"model_type": "perceiver", "architectures": ["PerceiverForImageClassificationFourier"]}],
+)
+def test_a_published_model_that_is_not_supported_is_refused_with_what_it_needs(values: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"config\.json: .* which qkv does not open; it needs: ") as refusal:
+        choose(Config(values))
+    assert any(need in str(refusal.value) for need in NEEDS.values())
+
+
+def test_no_family_is_listed_as_not_supported() -> None:
+    architectures = {name for family in families() for name in family.architectures}
+    assert not NEEDS.keys() & (families_by_type().keys() | architectures)
 
 
 def test_dinov3_resizes_pixels_without_rounding_them(tmp_path: Path) -> None:

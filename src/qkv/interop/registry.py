@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
+from qkv.interop.unsupported import NEEDS
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.extension.imports import import_more
 from qkv.spec.register import Register
@@ -38,19 +39,27 @@ def families_by_type() -> dict[str, Family]:
 
 def choose(config: Config) -> tuple[Family, str]:
     """Return (family, name of the architecture) of a config. Raises ``UserError`` that suggests the nearest
-    known name.
+    known name, or says what a published model that is not supported would need.
     """
     if config.values.get("model_type") not in families_by_type():
         import_more()
+        _refuse_unsupported(config, "model_type", config.values.get("model_type"))
     family: Family = config.word("model_type", allowed=families_by_type())
     named = config.items("architectures")
     architecture = str(named[0]) if named else next(iter(family.architectures))
     if architecture not in family.architectures:
+        _refuse_unsupported(config, "the architecture", architecture)
         raise UserError(
             f"{config.source}: the architecture {architecture!r} is not known for {family.name}; "
             f"{nearest(architecture, family.architectures)}"
         )
     return family, architecture
+
+
+def _refuse_unsupported(config: Config, key: str, name: object) -> None:
+    """Raise ``UserError`` if ``name``, the value of ``key``, is known and not supported."""
+    if isinstance(name, str) and name in NEEDS and name not in families_by_type():
+        raise UserError(f"{config.source}: {key} is {name!r}, which qkv does not open; it needs: {NEEDS[name]}")
 
 
 def _depth(family: Family) -> int:
