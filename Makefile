@@ -31,8 +31,11 @@ run: $(PACKAGE) ## Install, train a small model on Python's documentation and ge
 test: $(DEV) ## Run the tests but for the slow ones; with QKV_DATA=folder also those on real data
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
+# Files with slow tests; collecting all tests would take most of a minute.
+SLOW = $(shell grep -rlE 'mark\.slow' tests --include='test_*.py')
+
 test-slow: $(DEV) ## Run the slow tests: mutants, compiled models, benchmarks, examples and code of the documentation
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow $(SLOW) $(ARGS)
 
 # The nearest that a newer x86 processor comes to one with neither AVX-512 nor bf16. Not hidden: instructions that torch's own
 # kernels and the compiler of the machine use without asking these settings. Other processors ignore both.

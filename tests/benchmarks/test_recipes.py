@@ -12,6 +12,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+import torch
 from tests.tasks import nodes
 from tests.tasks.clips import clips
 from tests.tasks.pictures import pictures
@@ -102,7 +103,8 @@ def test_it_is_built(path: Path) -> None:
     encoder = spec.encoder and spec.encoder.changed(frontend=spec.encoder.frontend.changed(vocab_size=65))
     frontend = spec.frontend.changed(**SIZES[spec.frontend.kind])
     wide, head = spec.wide and spec.wide.of_window(336), head.reading(frontend)
-    model = qkv.build(spec.changed(frontend=frontend, encoder=encoder, head=head, wide=wide))
+    with torch.device("meta"):
+        model = qkv.build(spec.changed(frontend=frontend, encoder=encoder, head=head, wide=wide))
     assert sum(p.numel() for p in model.parameters()) == qkv.cost(model.spec).parameters
 
 
