@@ -60,7 +60,7 @@ def config_of(
     spec: Model, more: gated.LayerKeys, kind_names: Callable[[Branch], str], rope: bool = True
 ) -> dict[str, Any] | None:
     """Return the keys of ``gated.config_of`` and the kind of each layer; None if the other parts of layers differ."""
-    shared = gated.config_of(with_attention(spec), more, rope)
+    shared = gated.config_of(gated.with_rope(with_attention(spec))[0], more, rope)
     kinds = [kind_names(block.branches[0]) for block in spec.layers]
     return None if shared is None or not all(kinds) else {**shared, "layer_types": kinds}
 

@@ -1,0 +1,99 @@
+"""Common parts of families with Mamba-2, whose config keys have various names."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import TAPS
+from qkv.interop.mapping.names import NameRule
+from qkv.spec.errors import UserError
+from qkv.spec.mixers.matrix_state import Mamba2
+
+INFINITY = {"__float__": "Infinity"}
+"""Infinity, as the published library writes it in JSON."""
+
+
+@dataclass(frozen=True)
+class StateSpaceKeys:
+    """Names of a family's config keys of Mamba-2, for both directions. ``eps``: of the norm of the outputs."""
+
+    num_heads: str = "mamba_n_heads"
+    head_dim: str = "mamba_d_head"
+    state_size: str = "mamba_d_state"
+    num_groups: str = "mamba_n_groups"
+    kernel_size: str = "mamba_d_conv"
+    bias: str = "mamba_proj_bias"
+    convolution_bias: str = "mamba_conv_bias"
+    expansion: str = "mamba_expand"
+    activation: str = "hidden_act"
+    eps: str = "rms_norm_eps"
+
+    def read(self, config: Config, **fields: Any) -> Mamba2:
+        """Build the spec of a config; ``fields``: those that depend on the family."""
+        config.word(self.activation, "silu", {"silu": "silu"})
+        width, heads = config.size("hidden_size"), config.size(self.num_heads)
+        inner = heads * self._head_dim(config, width, heads)
+        groups = config.size(self.num_groups)
+        return Mamba2(
+            num_heads=heads,
+            expansion=inner / width,
+            state_size=config.size(self.state_size),
+            kernel_size=config.size(self.kernel_size),
+            bias=config.flag(self.bias, False),
+            convolution_bias=config.flag(self.convolution_bias, True),
+            **{"num_groups": groups, "norm_groups": groups, "eps": config.number(self.eps, 1e-5), **fields},
+        )
+
+    def _head_dim(self, config: Config, width: int, heads: int) -> int:
+        """Return the features of a head; "auto": those that ``expansion`` gives."""
+        if config.values.get(self.head_dim, config.defaults.get(self.head_dim)) == "auto":
+            config.has(self.head_dim)
+            return int(config.number(self.expansion, 2) * width) // heads
+        return config.size(self.head_dim)
+
+    def write(self, part: Mamba2, width: int) -> dict[str, Any]:
+        """Return the config keys of a spec, the inverse of ``read``."""
+        inner = part.inner(width)
+        return {
+            self.num_heads: part.num_heads,
+            self.head_dim: inner // part.num_heads,
+            self.state_size: part.state_size,
+            self.num_groups: part.num_groups,
+            self.kernel_size: part.kernel_size,
+            self.bias: part.bias,
+            self.convolution_bias: part.convolution_bias,
+            **({self.expansion: inner // width} if inner % width == 0 else {}),
+        }
+
+
+def min_step_of(config: Config, key: str = "time_step_limit") -> float:
+    """Return the lower limit of the step. Raises ``UserError`` for an upper limit, which qkv does not have."""
+    limits = config.values.get(key) if config.has(key) else None
+    match limits:
+        case None:
+            return 0.0
+        case [int() | float() as low, high] if high == INFINITY or (isinstance(high, float) and math.isinf(high)):
+            return float(low)
+        case _:
+            raise UserError(f"{config.source}: {key} is {limits}; needs: an upper limit of the step of Mamba-2")
+
+
+def step_limits(part: Mamba2) -> list[Any]:
+    """Return the limits of the step as configs hold them, the inverse of ``min_step_of``."""
+    return [part.min_step, INFINITY]
+
+
+def mamba2_names(theirs: str) -> tuple[NameRule, ...]:
+    """Return the rows of Mamba-2 as the first branch of a block; ``theirs``: prefix of the published names."""
+    ours, kind = "blocks.{layer}.branches.0.body.", "mamba2"
+    plain = {"step_bias": "dt_bias", "log_rate": "A_log", "skip": "D", "scale": "norm.weight"}
+    return (
+        NameRule(f"{ours}input.*", f"{theirs}in_proj.*", of=kind),
+        NameRule(f"{ours}output.*", f"{theirs}out_proj.*", of=kind),
+        NameRule(f"{ours}convolution.weight", f"{theirs}conv1d.weight", TAPS, of=kind),
+        NameRule(f"{ours}convolution.bias", f"{theirs}conv1d.bias", of=kind),
+        *(NameRule(f"{ours}{name}", f"{theirs}{published}", of=kind) for name, published in plain.items()),
+    )
