@@ -39,13 +39,14 @@ def named(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+CONFIGS = {"Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
 JOINED = {"NemotronH": stacked, "GraniteMoeHybrid": named}
 
 
 def case(name: str, stem: str, cached: bool = True, **changed: Any) -> Case:
     """A case of the language model of ``stem``; ``cached``: see ``Case``."""
     given = {**SIZES, "hidden_size": 24, "pad_token_id": None, **changed}
-    config = getattr(hf, f"{stem.replace('Qwen3_5', 'Qwen3_5Text')}Config")(**given)
+    config = getattr(hf, f"{CONFIGS.get(stem, stem)}Config")(**given)
     return Case(
         name, getattr(hf, f"{stem}ForCausalLM"), config, steps=16, cached=cached, joined=JOINED.get(stem, joined)
     )
@@ -59,6 +60,13 @@ DELTA = {
     "linear_conv_kernel_dim": 3,
     "head_dim": 8,
     "layer_types": ["linear_attention", "full_attention"],
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 12,
+    "num_hidden_layers": 2,
 }
 MAMBA2 = {
     "mamba_n_heads": 6,
@@ -132,5 +140,12 @@ CASES = (
         num_experts_per_tok=3,
         routed_scaling_factor=1.5,
     ),
+    case(
+        "qwen3-next",
+        "Qwen3Next",
+        mlp_only_layers=[0],
+        **{**EXPERTS, **DELTA, "linear_num_value_heads": 4, "num_key_value_heads": 3},
+    ),
+    case("qwen3.5-moe", "Qwen3_5Moe", **EXPERTS, **DELTA),
     case("qwen3.5", "Qwen3_5", attention_bias=True, rms_norm_eps=1e-3, **DELTA),
 )
