@@ -91,8 +91,8 @@ _HOMES = {
     "train": "qkv.api.functions",
     "write_spec": "qkv.spec.files.yaml_io",
 }
-"""Module of each name. The imports above say the same to type checkers, which read statements and not values; a test
-compares them.
+"""Module that defines each public name. The imports above repeat this table for type checkers, which cannot read it; a
+test compares both.
 """
 
 __all__ = sorted((*_HOMES, "spec"))  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,4 +1,4 @@
-"""``python -m qkv`` is the command ``qkv``."""
+"""Entry point of ``python -m qkv``, which equals the command ``qkv``."""
 
 import sys
 

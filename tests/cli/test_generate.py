@@ -201,7 +201,7 @@ REFUSED = {
     "unseen characters": (["The Ω"], "the prompt has 'T', 'Ω', which is not in the tokenizer's vocabulary"),
     "past the context, refused": (
         ["the quick brown fox ", "--overflow", "refuse"],
-        "but the model's positions end at 16; ask for fewer",
+        "but the model has 16 positions; ask for fewer",
     ),
     "a negative temperature": (
         ["the", "--temperature", "-0.5"],
@@ -383,7 +383,7 @@ def test_constrained_text(qkv: Call, run: Path, tmp_path: Path) -> None:
     schema.write_text('{"const": "a"}')
     refused = qkv(*given, "--json-schema", schema)
     assert (refused.code, refused.out) == (2, "")
-    assert "the tokenizer has no token for what the JSON schema needs next" in refused.err
+    assert "no token of the tokenizer can continue the text as the JSON schema demands" in refused.err
 
 
 @pytest.mark.parametrize(
@@ -395,9 +395,9 @@ def test_constrained_text(qkv: Call, run: Path, tmp_path: Path) -> None:
         (("--regex", "a", "--ids", "1"), "--regex: --ids cannot be combined with it"),
         (("--regex", "a", "--image", "a.png"), "--regex: --image cannot be combined with it"),
         (("--regex", "a", "--choose", "a"), "--regex: --choose cannot be combined with it"),
-        (("--regex", "a", "--num-beams", 2), "num_beams is 2, but beam search knows no constraint"),
-        (("--regex", "a", "--stop", "x"), "stop: 'x' could cut a text before it matches"),
-        (("--json-schema", "FILE"), "the JSON schema is no JSON"),
+        (("--regex", "a", "--num-beams", 2), "num_beams is 2, but beam search does not support constraints"),
+        (("--regex", "a", "--stop", "x"), "stop: 'x' could end a text before it matches"),
+        (("--json-schema", "FILE"), "the JSON schema is not valid JSON"),
     ],
 )
 def test_constraints_that_cannot_be_used(

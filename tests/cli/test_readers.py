@@ -190,7 +190,7 @@ def test_why_says_in_which_precision_muon_multiplies(qkv: Call, folder: Path) ->
 @pytest.mark.parametrize(
     ("part", "case", "sentence"),
     [
-        ("attention(top_k=4)", "top k", "the largest are selected from all visible scores"),
+        ("attention(top_k=4)", "top k", "the k largest of all visible scores are selected"),
         ("attention(relative=t5)", "added scores", "gradients of the added term need all scores"),
         ("attention(relative='shaw(values=true)')", "relative values", "relative values need the attention weights"),
     ],

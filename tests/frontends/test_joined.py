@@ -175,7 +175,7 @@ def test_values_that_do_not_fit_are_refused(ids: Tensor, inputs: dict[str, Signa
 
 def test_a_text_with_values_does_not_slide() -> None:
     generation = Generation(max_new_tokens=40, temperature=0.0)
-    with pytest.raises(UserError, match=r"positions end at 32; ask for fewer tokens$"):
+    with pytest.raises(UserError, match=r"the model has 32 positions; ask for fewer tokens$"):
         beam_search(model_of(), [[P, P, P]], generation, inputs=[{"points": points(1)}])
 
 

@@ -153,7 +153,9 @@ def test_tokenizers_whose_tokens_have_no_text_of_their_own_are_refused(kind: Any
 def test_a_tokenizer_that_cannot_write_a_character_is_refused() -> None:
     m, tokenizer = system("characters")
     for regex in ("é+", "ab?é"):
-        with pytest.raises(UserError, match="the tokenizer has no token for what the regular expression needs next"):
+        with pytest.raises(
+            UserError, match="no token of the tokenizer can continue the text as the regular expression demands"
+        ):
             generate_text(m, tokenizer, "the", DRAWN, constraint=Constraint(tokenizer, regex))
 
 
@@ -190,12 +192,12 @@ WIDE = json.dumps(
         ("a(", None, "the regular expression cannot be used: .*unclosed group"),
         (r"(a)\1", None, "the regular expression cannot be used: .*backreference"),
         ("a" * (2**20 + 1), None, "the regular expression has 1,048,577 characters; allowed: at most 1,048,576"),
-        (None, "{", "the JSON schema is no JSON: "),
+        (None, "{", "the JSON schema is not valid JSON: "),
         (None, "[1]", "the JSON schema is a list; allowed: an object"),
         (None, '{"type": "objec"}', "the JSON schema cannot be used: .*objec"),
         (None, '{"$ref": "http://example.org/a.json"}', "the JSON schema cannot be used: "),
         (None, '{"properties": [1]}', "the JSON schema cannot be used: "),
-        (None, DEEP, "the JSON schema (is no JSON|cannot be used): "),
+        (None, DEEP, "the JSON schema (is not valid JSON|cannot be used): "),
         (None, WIDE, "the JSON schema cannot be used: "),
     ],
 )
@@ -209,11 +211,11 @@ def test_what_cannot_be_used_gets_one_sentence(regex: str | None, schema: str | 
 def test_other_ways_to_decode_are_refused() -> None:
     m, tokenizer = system("bytes")
     constraint = Constraint(tokenizer, "a+")
-    with pytest.raises(UserError, match="num_beams is 2, but beam search knows no constraint"):
+    with pytest.raises(UserError, match="num_beams is 2, but beam search does not support constraints"):
         generate_text(m, tokenizer, "the", Generation(num_beams=2), constraint=constraint)
-    with pytest.raises(UserError, match="stop: 'x' could cut a text before it matches"):
+    with pytest.raises(UserError, match="stop: 'x' could end a text before it matches"):
         generate_text(m, tokenizer, "the", DRAWN.changed(stop=("x",)), constraint=constraint)
-    with pytest.raises(UserError, match="the constraint is of 256 tokens, and the model has "):
+    with pytest.raises(UserError, match="the constraint's tokenizer has 256 tokens, but the model has only "):
         generate_text(system("characters")[0], tokenizer, "the", DRAWN, constraint=constraint)
 
 

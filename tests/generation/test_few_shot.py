@@ -131,7 +131,7 @@ def test_templates_without_a_field_and_then_one_label_are_refused(text: str) -> 
 def test_a_missing_field_and_a_repeated_option_are_refused() -> None:
     m, tokenizer = system("bytes")
     prompt = FewShot(m, tokenizer, [], FORM)
-    with pytest.raises(UserError, match="the template has the field 'text', and an input has question"):
+    with pytest.raises(UserError, match="the template has the field 'text', but an input has only the fields question"):
         prompt.choose([{"question": "a"}], [["b"]])
     with pytest.raises(UserError, match="the option 'b' is given twice"):
         prompt.choose([{"text": "a"}], [["b", "b"]])

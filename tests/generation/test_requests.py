@@ -270,7 +270,7 @@ def test_a_constraint_that_cannot_be_met_ends_its_own_request() -> None:
     pieces = list(until_idle(queue))
     ends = {piece.number: (piece.finished, piece.error) for piece in pieces if piece.finished}
     assert ends[1][0] == "refused"
-    assert "the tokenizer has no token for what the regular expression needs next" in ends[1][1]
+    assert "no token of the tokenizer can continue the text as the regular expression demands" in ends[1][1]
     assert ends[0] == ends[2] == ("length", "")
     assert tokens_by_number(pieces) == {0: alone(m, asked[0]), 1: [0, 1], 2: alone(m, asked[2])}
 
@@ -343,7 +343,7 @@ def test_what_exceeds_the_budget_alone_is_refused() -> None:
     m = model("rope")
     queue = queue_of(m, budget=queue_of(m)._needed([_longest(m)]))
     with pytest.raises(
-        UserError, match=r"needs [\d,]+ bytes of state for 100 positions, and the budget is [\d,]+; ask"
+        UserError, match=r"needs [\d,]+ bytes of memory for 100 positions, but the budget is [\d,]+; ask"
     ):
         queue.submit(Request([1] * 51, Generation(max_new_tokens=50)))
     assert queue.idle
@@ -353,7 +353,7 @@ def test_a_full_queue_refuses() -> None:
     queue = queue_of(model("gru"), max_queue=2)
     for _ in range(2):
         queue.submit(Request([1]))
-    with pytest.raises(QueueFull, match="2 requests wait, and the queue holds 2; try again later"):
+    with pytest.raises(QueueFull, match="2 requests wait, and the queue has room for 2; try again later"):
         queue.submit(Request([1]))
 
 

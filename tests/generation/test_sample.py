@@ -108,7 +108,7 @@ def test_refusing_names_the_numbers_and_allows_the_last_position() -> None:
     fits = Generation(max_new_tokens=6, temperature=0, overflow="refuse")
     assert generate(m, [[1, 2, 3]], fits) == [naive.generate(m, [1, 2, 3], fits)]
     with pytest.raises(
-        UserError, match=r"prompt 2 of 2 has 4 tokens, and with 6 new ones 9 positions are needed, .* end at 8"
+        UserError, match=r"prompt 2 of 2 has 4 tokens and needs 9 positions with 6 new ones, but the model has 8"
     ):
         generate(m, [[1], [1, 2, 3, 4]], fits)
     assert generate(m, [[1] * 20], fits.changed(max_new_tokens=0)) == [[]]

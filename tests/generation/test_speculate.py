@@ -422,13 +422,13 @@ def with_tokens(spec):  # type: ignore[no-untyped-def]
 def test_kind_and_draft_must_agree() -> None:
     with pytest.raises(UserError, match="'draft' needs a draft model"):
         Speculator(Speculation(kind="draft"))
-    with pytest.raises(UserError, match="'lookup' reads no draft model"):
+    with pytest.raises(UserError, match="'lookup' takes no draft model"):
         Speculator(Speculation(), model("rope"))
 
 
 def test_equal_ids_must_be_equal_tokens() -> None:
     check_vocabularies(system("words")[1], system("words")[1])
-    with pytest.raises(UserError, match=r"the token .* with the id 0 is in one of them only"):
+    with pytest.raises(UserError, match=r"only one of the two has the token .* with the id 0"):
         check_vocabularies(system("words")[1], system("characters")[1])
 
 

@@ -195,5 +195,5 @@ def test_an_end_token_is_not_part_of_the_text() -> None:
 
 
 def test_one_text_is_asked_for_where_one_is_given() -> None:
-    with pytest.raises(UserError, match="num_return is 2, but one text per prompt is returned"):
+    with pytest.raises(UserError, match="num_return is 2, but this function returns one text per prompt"):
         generate_text(*system("bytes"), "the", BEAMS.changed(num_return=2))

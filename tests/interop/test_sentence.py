@@ -216,13 +216,13 @@ def test_long_texts_are_cut_and_it_is_told(tmp_path: Path, capsys: pytest.Captur
     folder = sentence_folder(tmp_path, model, reader={"max_seq_length": 7})
     text = "the cat sat on the mat and ran"
     wanted = [normed(mean(vectors(model, row))) for row in rows([text], most=7)]
-    with pytest.warns(UserWarning, match="1 of 1 texts were cut to 7 tokens; the longest has 10"):
+    with pytest.warns(UserWarning, match="1 of 1 texts were truncated to 7 tokens; the longest has 10"):
         assert close(qkv.embed(folder, [text]), wanted)
     assert close(qkv.embed(folder, [text], max_length=10), [normed(mean(vectors(model, row))) for row in rows([text])])
     assert main(["embed", str(folder), text]) == 0
     out = capsys.readouterr()
     assert close(np.array([json.loads(out.out)["vector"]]), wanted)
-    assert "note: 1 of 1 texts were cut" in out.err
+    assert "note: 1 of 1 texts were truncated" in out.err
 
 
 def test_the_command_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,7 +204,7 @@ def test_generation_beyond_a_chunk_warns_unless_the_spec_accepts_it() -> None:
         m = build(Model.parse(spec)).eval()
         sentence = (
             r"model\.blocks\.1\.branches\.1: decoding of 'lsh_attention' is exact for texts of up to 4 tokens, "
-            r"and 5 may be reached"
+            r"but this text may reach 5"
         )
         with pytest.warns(UserWarning, match=sentence) if warns else nullcontext():
             assert len(generate(m, [[1, 2, 3]], Generation(max_new_tokens=new))[0]) == new

@@ -185,7 +185,7 @@ def test_each_case_is_measured_once(fresh_choices: None) -> None:
     for _ in range(2):
         assert choose.choice("training").case == "training"
         assert choose.row_choice(512, 513).case == "one row, 512 to 513"
-        assert choose.row_choice(8, 8).reason == "too small for the path to matter"
+        assert choose.row_choice(8, 8).reason == "too small for the choice to matter"
     assert [c.case for c in choices.all_choices()] == ["training", "one row, 512 to 513", "one row, 8 to 8"]
 
 

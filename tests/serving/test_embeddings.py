@@ -71,7 +71,7 @@ def test_ids_are_read_as_the_text_that_they_are_of(server: Running, runs: dict[s
     [
         ({"matryoshka_dimensions": [4, 8]}, 8, None),
         ({"is_matryoshka": True}, 5, None),
-        ({"is_matryoshka": True}, 17, "dimensions: 17 given, and the vectors have 16"),
+        ({"is_matryoshka": True}, 17, "dimensions: 17 given, but the vectors have 16"),
         ({"matryoshka_dimensions": [4, 8]}, 5, "dimensions: 5 given; allowed: 4, 8"),
         ({"is_matryoshka": False}, 8, "vectors of this model cannot be cut"),
     ],

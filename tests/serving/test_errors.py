@@ -82,7 +82,7 @@ def refused(answer: httpx.Response, status: int, sentence: str) -> dict[str, Any
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "it is given beside guided_regex"),
         ({"guided_regex": "a("}, "guided_regex", "the regular expression cannot be used: "),
         ({"guided_regex": "é"}, "guided_regex", "the tokenizer has no token for what the regular expression needs"),
-        ({"guided_regex": "the", "stop": "e"}, None, "stop: 'e' could cut a text before it matches"),
+        ({"guided_regex": "the", "stop": "e"}, None, "stop: 'e' could end a text before it matches"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "it applies to streamed answers"),
         ({"stream": "yes"}, "stream", "'yes' given"),
     ],

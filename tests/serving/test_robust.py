@@ -173,14 +173,14 @@ def test_a_full_queue_is_told_and_passes(runs: dict[str, Run]) -> None:
     endless = {**LONG, "max_tokens": 30_000}  # it runs until its client leaves
     with serving({"rope": runs["rope"]}, Limits(batch=1, queue=1, tokens=40_000)) as server:
         counts = server.service.models["rope"].worker
-        refused(posted(server, **{**LONG, "n": 2}), 400, "2 texts are asked for, and the queue holds 1")
+        refused(posted(server, **{**LONG, "n": 2}), 400, "2 texts are asked for, and the queue has room for 1")
         with line_of(server, **endless, stream=True) as first:
             first.recv(10)
             until(lambda: counts.counts.running == 1)  # and does not wait itself
             with line_of(server, **{**LONG, "max_tokens": 2}) as second:
                 until(lambda: counts.counts.waiting == 1)
                 answer = posted(server, **LONG)
-                assert refused(answer, 429, "1 requests wait, and the queue holds 1")["code"] == "queue_full"
+                assert refused(answer, 429, "1 requests wait, and the queue has room for 1")["code"] == "queue_full"
                 assert answer.headers["retry-after"] == "1"
                 first.close()
                 assert second.recv(100).startswith(b"HTTP/1.1 200")
@@ -188,7 +188,7 @@ def test_a_full_queue_is_told_and_passes(runs: dict[str, Run]) -> None:
 
 def test_a_budget_of_bytes_makes_requests_wait_and_refuses_what_never_fits(runs: dict[str, Run]) -> None:
     with serving({"rope": runs["rope"]}, Limits(memory=100_000)) as server:
-        refused(posted(server, **LONG), 400, "and the budget is 100,000; ask for fewer tokens")
+        refused(posted(server, **LONG), 400, "but the budget is 100,000; ask for fewer tokens")
         answer = posted(server, **{**LONG, "max_tokens": 20, "n": 12})
         assert len(answer.json()["choices"]) == 12
 

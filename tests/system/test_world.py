@@ -44,12 +44,12 @@ def test_a_process_group_of_one_is_a_world(process_group: None) -> None:
     with pytest.raises(UserError, match="the disk is full"):
         world.lead(refuse)
     assert dict(ProcessGroupWorld({"replicate": 1, "shard": 1}).mesh) == {"replicate": 1, "shard": 1}
-    with pytest.raises(UserError, match="has 2 places for 1 processes"):
+    with pytest.raises(UserError, match="is for 2 processes, but there are 1"):
         ProcessGroupWorld({"replicate": 2})
 
 
 def test_without_a_process_group_it_is_refused() -> None:
-    with pytest.raises(UserError, match="has no process group here"):
+    with pytest.raises(UserError, match="has no process group"):
         ProcessGroupWorld()
 
 

@@ -5,9 +5,9 @@ With a learned position table of L rows, the visible part of a text of n tokens 
     s(n) = 0 if n <= L,   else  h · ⌈(n - L) / h⌉   with h = L - ⌊L / 2⌋
 
 When the context is full, its older half is dropped and the rest is encoded again from position 0. s depends on n
-alone, so prompt tokens and generated tokens are treated alike. With unbounded positions (sinusoids, rotations, ALiBi,
-none) the context never slides; the state grows. Rotary positions beyond the training length are possible but untrained,
-and quality degrades (Press et al. 2022; Chen et al. 2023).
+alone, so prompt tokens and generated tokens are treated alike. With unbounded positions (sinusoids, RoPE, ALiBi, none)
+the context never slides, and the KV cache grows. RoPE accepts positions beyond the training length, but the model was
+not trained on them, and quality degrades (Press et al. 2022; Chen et al. 2023).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def first_seen(length: int, limit: int | None) -> int:
 
 
 def learned_reach(spec: Model) -> int | None:
-    """Return the length in tokens beyond which rotary attention has distances never seen in training; None if there is
-    no such limit.
+    """Return the length in tokens beyond which attention with RoPE meets distances that training did not contain; None
+    if there is no such limit.
 
-    The result is the context length of training. It is None if the mask of every branch with rotary positions is a
-    window within that length, or if positions restart in each segment.
+    The result is the context length of training. It is None if the mask of every branch with RoPE is a window within
+    that length, or if positions restart in each segment.
     """
     length, branches = spec.context_length, [branch for block in spec.blocks for branch in block.branches]
     known = (
@@ -57,7 +57,7 @@ def check(
 ) -> None:
     """Raise ``UserError`` if ``model`` cannot continue these prompts; warn if decoding differs from training.
 
-    ``inputs``: values of other inputs of each prompt.
+    ``inputs``: values of the inputs other than text, such as images, of each prompt.
     """
     spec, known = model.spec, model.vocab_size
     if not spec.decodes:
@@ -82,7 +82,7 @@ def check(
 
 
 def _check_ids(generation: Generation, known: int) -> None:
-    """Raise ``UserError`` for settings that name a token outside the vocabulary."""
+    """Raise ``UserError`` if ``logit_bias`` or ``stop_token_ids`` name a token outside the vocabulary."""
     named = {"logit_bias": [index for index, _ in generation.logit_bias], "stop_token_ids": generation.stop_token_ids}
     for name, ids in named.items():
         wrong = next((index for index in ids if index >= known), None)
@@ -91,26 +91,30 @@ def _check_ids(generation: Generation, known: int) -> None:
 
 
 def _warn_of_inexactness(model: Transformer, length: int) -> None:
-    """Warn if decoding of ``length`` tokens differs from training in a branch whose spec does not accept that."""
+    """Warn if a branch decodes texts of ``length`` tokens only approximately and its spec does not accept that."""
     length = length if model.limit is None else min(length, model.limit)
     path, branch = model.spec.first_inexact(length)
     if branch is not None:
         warnings.warn(
             f"{dotted(('model', *path))}: decoding of {branch.kind!r} is exact for texts of up to "
-            f"{branch.exactness.length} tokens, and {length} may be reached; what follows differs from training",
+            f"{branch.exactness.length} tokens, but this text may reach {length}; from there on, outputs differ from "
+            "those of training",
             stacklevel=4,
         )
 
 
 def _check_length(limit: int | None, length: int, which: str, generation: Generation, slides: bool = True) -> None:
-    """Raise ``UserError`` if a text does not fit. ``slides``: its context may slide if the settings allow it."""
+    """Raise ``UserError`` if a text needs more than ``limit`` positions and its context must not slide.
+
+    ``slides``: whether the model allows a sliding context; the setting ``overflow`` must allow it too.
+    """
     if limit is None or (generation.overflow == "slide" and slides) or not generation.max_new_tokens:
         return
     # The last generated token is not fed back.
     needed = length + generation.max_new_tokens - 1
     if needed > limit:
         raise UserError(
-            f"{which} has {length} tokens, and with {generation.max_new_tokens} new ones {needed} positions are "
-            f"needed, but the model's positions end at {limit}; ask for fewer tokens"
+            f"{which} has {length} tokens and needs {needed} positions with {generation.max_new_tokens} new ones, "
+            f"but the model has {limit} positions; ask for fewer tokens"
             + (" or set overflow to 'slide'" if slides else "")
         )

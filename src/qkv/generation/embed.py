@@ -68,7 +68,7 @@ def embed_texts(
     """
     width = model.spec.leaving(model.spec.width) * len(how.poolings)
     if how.dimensions is not None and not 1 <= how.dimensions <= width:
-        raise UserError(f"dimensions: {how.dimensions} given, and the vectors have {width}; allowed: 1 to {width}")
+        raise UserError(f"dimensions: {how.dimensions} given, but the vectors have {width}; allowed: 1 to {width}")
     most = _most(model, how)
     read = [
         _read(tokenizer, text, how, prompt, most, i) if isinstance(text, str) else _of_ids(model, text, most, i)
@@ -129,7 +129,7 @@ def _read(tokenizer: Tokenizer, text: str, how: Embedding, prompt: str, most: in
 
 
 def _of_ids(model: Transformer, ids: Any, most: int, number: int) -> Framed:
-    """Check token ids and truncate them to ``most``; all token types are 0."""
+    """Check token ids, truncate them to ``most``, and give all of them token type 0. Raises ``UserError``."""
     if isinstance(ids, (bytes, Mapping)) or not isinstance(ids, Iterable):
         raise UserError(f"text {number + 1}: {ids!r} is not a string")
     ids = list(ids)
@@ -154,5 +154,7 @@ def _prompt_tokens(tokenizer: Tokenizer, prompt: str, how: Embedding) -> int:
 def _tell_cuts(read: Sequence[Framed], most: int) -> None:
     cut = [text.whole for text in read if text.whole > most]
     if cut:
-        sentence = f"{len(cut):,} of {len(read):,} texts were cut to {most:,} tokens; the longest has {max(cut):,}"
+        sentence = (
+            f"{len(cut):,} of {len(read):,} texts were truncated to {most:,} tokens; the longest has {max(cut):,}"
+        )
         warnings.warn(sentence, stacklevel=3)

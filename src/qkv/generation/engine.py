@@ -1,16 +1,17 @@
-"""Decoding engine: the loop that sampling, beam search and scoring share.
+"""Decoding engine: the decoding loop that sampling, beam search and scoring share.
 
     admit ── rows ── read ── policy ─┬─ no successor: the row is evicted
                │                     ├─ one successor: its tokens are appended
                └─────────────────────┴─ several: the row is forked
 
-``read`` runs the model on the tokens of each row that its state lacks: the token of the last step or, where rows were
-forked, several. Rows that were just admitted are read in separate passes, one per step, and join the others when they
-are ready (``qkv.generation.queue.prefill``). So rows can be admitted while others decode, and a long prompt does not
-delay them. Rows whose context slides are read again within the step.
+"Reading" tokens is the forward pass that adds them to the decoding state, such as a KV cache. ``read`` runs the model
+on the tokens of each row that its state lacks: the token of the last step or, where rows were forked, several. Rows
+that were just admitted are read in separate prefill passes, one per step, and join the others when they are ready
+(``qkv.generation.queue.prefill``). So rows can be admitted while others decode, and a long prompt does not delay them.
+Rows whose context slides are read again within the step.
 
-``cut`` truncates texts and removes the truncated positions from the state, for proposed tokens that were rejected. A
-state whose branches cannot drop positions, such as that of a GRU, is restored from the copy made by ``mark``, and the
+``cut`` undoes proposed tokens that were rejected: it truncates texts and removes the truncated positions from the
+state. A state that cannot drop positions, such as that of a GRU, is restored from the copy made by ``mark``, and the
 tokens accepted since then are read again.
 """
 
@@ -90,8 +91,9 @@ class Reading:
         return torch.cat(self._computed(parts, lines))
 
     def _computed(self, parts: Sequence[_Part], lines: list[Tensor]) -> list[Tensor]:
-        """Return the logits of ``lines``; the head is applied once to all lines that are its inputs. parts: the part to
-        which each line belongs.
+        """Return the logits of ``lines``; the head is applied in one call to all lines that are head inputs.
+
+        parts: for each element of ``lines``, the forward pass that it is from.
         """
         several = [i for i, part in enumerate(parts) if isinstance(part.read, HeadInput)]
         if several:
@@ -102,7 +104,7 @@ class Reading:
 
 
 Policy = Callable[[Sequence[DecodedRow], Reading], Sequence[Next]]
-"""Function (rows, their forward pass) -> successors, in the order of the next batch; a row without one is evicted."""
+"""Function (rows, logits after them) -> successors, in the order of the next batch; a row without one is evicted."""
 
 
 class Engine:
@@ -111,7 +113,7 @@ class Engine:
     def __init__(self, model: Transformer, policy: Policy, capacity: int | None = None, pages: bool = False):
         """Create an engine without rows. ``capacity``: fixed number of state positions; None grows by doubling.
 
-        ``pages``: hold keys and values in pages, see ``Transformer.init_state``.
+        ``pages``: store keys and values in pages, see ``Transformer.init_state``.
         """
         self.model, self.policy, self.capacity = model, policy, capacity
         self._limit = model.limit
@@ -139,7 +141,7 @@ class Engine:
         self._prefill = Prefill(self.model, self.capacity, self._prefill.prefixes, self._prefill.pages)
 
     def share(self, prefixes: Prefixes) -> None:
-        """Use a prefix cache: rows admitted from now on start from its states, and it keeps states of rows that end."""
+        """Use a prefix cache: later rows start from its states, and the states of rows that end are added to it."""
         self._prefill.prefixes = prefixes
 
     def admit(
@@ -151,8 +153,8 @@ class Engine:
     ) -> None:
         """Add texts (token ids) with their keys at the end of the batch; the next steps read them.
 
-        The policy sees them from the step in which all of them have been read. ``memory``: encoder output, one row per
-        text. ``inputs``: values of other inputs of each text, see ``Signal.inputs``.
+        The policy is called with them from the step in which all of them have been read. ``memory``: encoder output,
+        one row per text. ``inputs``: values of the inputs other than text of each text, see ``Signal.inputs``.
         """
         values = inputs or [None] * len(texts)
         new = [
@@ -188,7 +190,7 @@ class Engine:
         self.rows = [self.rows[place] for place in kept]
 
     def room(self, place: int) -> int | None:
-        """Return the number of tokens that the state of a row can take after its text; None if unbounded.
+        """Return the number of tokens that still fit into a row's state after its text; None if unbounded.
 
         Return 0 for a row that is read from the start of its context in the next step.
         """
@@ -226,8 +228,9 @@ class Engine:
         self._mark = None
 
     def _in_place(self, row: DecodedRow) -> bool:
-        """True if the context of a row begins where its state does. It does not if the context slid for tokens that
-        have been truncated since.
+        """Return whether a row's context begins where its state does.
+
+        It does not if the context slid because of tokens that were truncated later.
         """
         return row.start == first_seen(len(row.tokens), self._limit)
 
@@ -278,8 +281,8 @@ class Engine:
         return again.ready()
 
     def _hold(self, states: list[State], places: Sequence[int]) -> None:
-        """Join ``states`` to the state of all ready rows, in the order of the batch. places: index in the batch of each
-        row of ``states``.
+        """Concatenate ``states`` to the state of all ready rows, in the order of the batch. places: index in the batch
+        of each row of ``states``.
         """
         self._state, self._held = None, len(places)
         while states:  # popped, so that each state is freed once it is joined
@@ -310,7 +313,9 @@ class Engine:
             row, key = before[parent], before[parent].key if key is None else key
             if parent in taken:
                 row = row.child(key)
-                del row.tokens[row.read :]  # tokens that the first successor has appended
+                del row.tokens[
+                    row.read :
+                ]  # tokens that belong to the first successor, which was appended to the same row
             taken.add(parent)
             row.key = key
             row.tokens.extend(tokens)
@@ -330,7 +335,7 @@ class Engine:
     def _keep(self, parents: list[int]) -> None:
         """Reorder the state so that its row i is the former row ``parents[i]``; indices may repeat.
 
-        If the number of rows stays and no moved row is a source, only moved rows are overwritten, without other copies.
+        If the number of rows is unchanged and no overwritten row is copied elsewhere, only these rows are written.
         """
         count, self._held = self._held, len(parents)
         if parents == list(range(count)):

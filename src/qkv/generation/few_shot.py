@@ -1,4 +1,4 @@
-"""Few-shot prompting: examples before an input, and its label by score or by generation.
+"""Few-shot prompting: labelled examples before an input, whose label is then scored or generated.
 
     prompt(x) = t(x_1, y_1) … t(x_k, y_k) t(x, )        t: template; t(x, ) ends before the label
 
@@ -35,7 +35,7 @@ TEMPLATE = "{text}\nLabel: {label}\n\n"
 NEUTRAL = "N/A"
 """Content-free input, for calibration."""
 AT_ONCE = 16
-"""Number of prompts that are read in one batch."""
+"""Number of prompts per batch."""
 _FIELD = re.compile(r"\{(\w+)\}")
 
 
@@ -49,7 +49,7 @@ class Template:
         names = _FIELD.findall(self.text)
         if names.count(LABEL) != 1 or names[-1] != LABEL or len(names) < 2:
             raise UserError(
-                f"template: {self.text!r} given; it should have a field such as {{text}}, and then {{label}} once"
+                f"template: {self.text!r} given; it should have a field such as {{text}}, and after it {{label}} once"
             )
 
     @property
@@ -69,7 +69,7 @@ class Template:
 
     @property
     def after(self) -> str:
-        """Text after the label. It ends a generated label."""
+        """Text after the label; a generated label ends where this text begins."""
         return self.text[self.text.index("{label}") + len("{label}") :]
 
     def example(self, row: Mapping[str, str]) -> str:
@@ -80,7 +80,9 @@ class Template:
         """Return the text of an input, up to its label. Raises ``UserError`` for a missing field."""
         missing = next((name for name in self.fields if name not in row), None)
         if missing is not None:
-            raise UserError(f"the template has the field {missing!r}, and an input has {', '.join(row) or 'none'}")
+            raise UserError(
+                f"the template has the field {missing!r}, but an input has only the fields {', '.join(row) or 'none'}"
+            )
         return _FIELD.sub(lambda found: str(row[found[1]]), self.before)
 
 
@@ -93,7 +95,7 @@ class FewShotAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class FewShot:
-    """Prompt of a language model: a template, and examples with their labels."""
+    """Few-shot prompt for a language model: a template, and examples with their labels."""
 
     model: Transformer
     tokenizer: Tokenizer
@@ -131,7 +133,8 @@ class FewShot:
         """Choose the option with the largest score for each input.
 
         by: log probability of the option, in total ("sum") or per "token" or "character". calibrate: subtract the score
-        after the content-free input ``NEUTRAL``. Raises ``UserError`` for an unknown ``by``, and as ``scores`` does.
+        that the option has after the content-free input ``NEUTRAL``. Raises ``UserError`` for an unknown ``by``, and
+        as ``scores`` does.
         """
         check_measure(by)
         neutral: dict[tuple[str, ...], list[OptionScore]] = {}

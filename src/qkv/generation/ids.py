@@ -19,7 +19,7 @@ def write_ids(
     speculation: Speculator | None = None,
     drawn: int | None = None,
 ) -> list[int]:
-    """Generate token ids after ``ids``: a sample, or the best beam if num_beams > 1.
+    """Generate token ids after ``ids``: a sample, or the best hypothesis of beam search if num_beams > 1.
 
     ``speculation``: decode speculatively, see ``qkv.generation.decode.speculate``. ``drawn``: only ids below it are
     sampled.
@@ -27,11 +27,9 @@ def write_ids(
     Raises ``UserError`` for ids outside the vocabulary, an encoder–decoder, stop strings and num_return > 1.
     """
     if model.encoder is not None:
-        raise UserError(
-            "ids can be continued by a decoder only; this model is an encoder\u2013decoder (use qkv predict)"
-        )
+        raise UserError("only a decoder can continue ids, but this model is an encoder\u2013decoder; use qkv predict")
     if generation.stop:
-        raise UserError(f"stop: {generation.stop[0]!r} is a text, but ids are generated here; leave it out")
+        raise UserError(f"stop: {generation.stop[0]!r} is a text, but token ids are generated; leave it out")
     if generation.num_return > 1:
         raise UserError(
             f"num_return is {generation.num_return}, but generation from ids returns one row; leave it at 1"

@@ -21,8 +21,8 @@ from qkv.spec.generation import Generation
 
 @torch.no_grad()
 def generate(model: Transformer, prompt: Sequence[int], generation: Generation) -> list[int]:
-    """Return ``max_new_tokens`` new tokens after ``prompt``. Of ``generation`` only ``max_new_tokens``, the seed and
-    the settings of filters (temperature, top_k, top_p, min_p, repetition_penalty) are read.
+    """Generate ``max_new_tokens`` tokens after ``prompt``. Of ``generation`` only ``max_new_tokens``, ``seed`` and the
+    filters (temperature, top_k, top_p, min_p, repetition_penalty) are used.
     """
     text, uniforms = list(prompt), random.Random(generation.seed)
     for _ in range(generation.max_new_tokens):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 class StopStrings:
     """Filter that ends a stream of text pieces at the first stop string, even if it is split over several pieces.
 
-    Characters that may be the start of a stop string are held back until this is decided. The first completed stop
-    string ends the text; of several that end at the same character, the longest is removed.
+    Characters that may be the start of a stop string are held back until later text decides this. The stop string that
+    is complete first ends the text; of several that end at the same character, the longest is removed.
     """
 
     def __init__(self, stop: Sequence[str] = ()):

@@ -31,9 +31,9 @@ def generate_text(
     """Generate text after ``prompt`` and return it without the prompt; with num_beams > 1 the text with the best score.
 
     An empty prompt is replaced by a line break. ``speculation``: decode speculatively, see
-    ``qkv.generation.decode.speculate``; ``constraint``: what the text must match, see
+    ``qkv.generation.decode.speculate``; ``constraint``: regular expression or schema that the text must match, see
     ``qkv.generation.logits.constrain``. Raises ``UserError`` for invalid prompts or options. ``best_texts`` returns
-    several beams.
+    several texts of a beam search.
     """
     return generate_texts(model, tokenizer, [prompt], generation, capacity, speculation, constraint)[0]
 
@@ -49,8 +49,8 @@ def stream_text(
 ) -> Iterator[str]:
     """Yield the text of ``generate_text`` in pieces as it is generated; with num_beams > 1 as one piece at the end.
 
-    The caller may change the model between two pieces, so at each token parts of the model are compared with their
-    state at the last token. Iterate within ``qkv.models.fast.frozen_weights.unchanged`` to skip this comparison.
+    The caller may change the model between two pieces, so each token first checks whether weights have changed since
+    the last token. Iterate within ``qkv.models.fast.frozen_weights.unchanged`` to skip this check.
     """
     pieces = _pieces(model, tokenizer, [prompt], generation or Generation(), capacity, speculation, constraint)
     return (piece for _, piece in pieces)
@@ -79,7 +79,7 @@ def generate_texts(
 
 
 class BestText(NamedTuple):
-    """Beam search result: text, score (see ``qkv.generation.decode.beam``), log p of its tokens in nats."""
+    """Result of beam search: text, score (see ``qkv.generation.decode.beam``), and log p of its tokens in nats."""
 
     text: str
     score: float
@@ -153,14 +153,14 @@ def _pieces(
 
 
 def _with_ends(tokenizer: Tokenizer, generation: Generation) -> Generation:
-    """Add stop strings that are special tokens to ``stop_token_ids``, so that ``min_tokens`` forbids their tokens."""
+    """Add stop strings that are special tokens to ``stop_token_ids``, so that ``min_tokens`` suppresses them too."""
     special = special_ids(tokenizer.core) if generation.stop and generation.min_tokens else {}
     ids = {special[text] for text in generation.stop if text in special}
     return generation.changed(stop_token_ids=tuple({*generation.stop_token_ids, *ids})) if ids else generation
 
 
 def _is_written(tokenizer: Tokenizer, end: int) -> bool:
-    """True if an end token is part of the text: it is not a special token. The rule of the transformers library."""
+    """Return whether the text includes an end token: True unless it is a special token, as in transformers."""
     return end not in special_ids(tokenizer.core).values()
 
 
@@ -170,7 +170,7 @@ def _searched(
     """Yield (row, best text) of each prompt at the end of the beam search."""
     if generation.num_return > 1:
         raise UserError(
-            f"num_return is {generation.num_return}, but one text per prompt is returned; "
+            f"num_return is {generation.num_return}, but this function returns one text per prompt; "
             "call qkv.generation.text.best_texts, or leave it at 1"
         )
     for row, (best, *_) in enumerate(best_texts(model, tokenizer, prompts, generation, capacity)):
@@ -184,9 +184,7 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
     """
     unknown = tokenizer.unknown(prompt or "\n")
     if unknown and not prompt:
-        raise UserError(
-            "the prompt is empty, and the tokenizer has no token for a line break to start from; give a prompt"
-        )
+        raise UserError("the prompt is empty, and the tokenizer has no line break to replace it with; give a prompt")
     if unknown:
         named = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
         raise UserError(

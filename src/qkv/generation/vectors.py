@@ -1,4 +1,4 @@
-"""Generation of continuous vectors: rows of equal length, one vector of each row per step."""
+"""Autoregressive generation of continuous vectors: each step adds one vector to every row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Draw = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 @torch.inference_mode()
 def generate_vectors(model: Transformer, first: Tensor, count: int, draw: Draw) -> Tensor:
-    """Generate ``count`` vectors per row, (B, count, F). ``first`` (B, …): the first values that the model reads."""
+    """Generate ``count`` vectors per row, (B, count, F). ``first`` (B, …): input values of the first step."""
     values, found = first.to(model.device), list[Tensor]()
     with evaluating(model):
         state = model.init_state(len(first), count)

@@ -1,4 +1,4 @@
-"""Decoding of the tokens of one text to pieces of text while they are sampled."""
+"""Streaming detokenization: tokens of one text are decoded to pieces of text while they are sampled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qkv.tokenizers.stream import StreamDecoder
 from qkv.tokenizers.tokenizer import Tokenizer
 
 PROMPT_END = 16
-"""Prompt tokens given to the stream decoder as context: at least one, and more than the bytes of one character."""
+"""Number of last prompt tokens that the stream decoder gets as context; must exceed the bytes of one character."""
 
 
 class TextWriter:
@@ -20,8 +20,8 @@ class TextWriter:
     ):
         """Start after ``prompt``: ids before the text, at least the last ``PROMPT_END`` of them.
 
-        ``tokenizer``: None for a model without one; all pieces are then empty. ``min_tokens``: the text of so many
-        first tokens is not searched for stop strings.
+        ``tokenizer``: None for a model without one; all pieces are then empty. ``min_tokens``: number of first tokens
+        whose text is not searched for stop strings.
         """
         self.decoder = None if tokenizer is None else StreamDecoder(tokenizer)
         self.stop, self._free = StopStrings(stop), min_tokens

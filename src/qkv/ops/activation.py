@@ -1,4 +1,4 @@
-"""Activation functions, by the native kernel if it is faster."""
+"""Activation functions, computed by torch or, if it is faster, by the native kernel."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from qkv.ops.native.step import INPUTS
 from qkv.ops.selection.choices import Choice, by_reference, choose, chosen, fastest
 
 _SMALLEST = 1 << 15
-"""Number of elements below which the overhead of the call is as long as the computation."""
+"""Number of elements below which torch is used, because the overhead of a native call exceeds its gain."""
 _SAMPLE = (512, 3072)
 _OP = "activation"
 
 
 def plain_inference(x: Tensor) -> bool:
-    """Return whether forward-only fp32 CPU implementations can compute with ``x``.
+    """Return whether an implementation that supports only fp32 on the CPU, without gradients, can process ``x``.
 
-    This excludes gradients, compilation, export, autocast and dispatch modes.
+    False while gradients are enabled, during compilation and export, and under autocast or a dispatch mode.
     """
     return (
         x.dtype == torch.float32
@@ -36,7 +36,7 @@ def plain_inference(x: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Activation:
-    """Activation function φ with a name in ``INPUTS``; ``plain``: torch's function, with gradients."""
+    """Activation function φ. ``name``: its name in ``INPUTS``; ``plain``: torch's function, which has gradients."""
 
     name: str
     plain: Callable[[Tensor], Tensor]
@@ -51,7 +51,7 @@ class Activation:
         return library.activation(x, INPUTS.index(self.name))
 
     def choice(self) -> Choice:
-        """Return the implementation for inference; timed once."""
+        """Choose the implementation for inference, by one timing whose result is cached."""
         return chosen(_OP, self.name) or choose(_OP, self.name, self._decided, self._known())
 
     def _known(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Split of packed rows into one row per document, for operations to which no mask can be applied."""
+"""Conversion of packed rows to one row per document, for operations that cannot be masked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Documents(NamedTuple):
-    """Index between packed rows (B, N) and one row per document, (documents, M), M the longest.
+    """Indices that map packed rows (B, N) to one row per document, (documents, M), and back; M: longest document.
 
     number, offset (B, N): index of each token's document over all rows, and index of the token in its document.
     lengths (documents): tokens per document.   table (documents, M): flat index b·N + n of each token; 0 for padding.
@@ -30,7 +30,10 @@ class Documents(NamedTuple):
 
 
 def starts_of(segments: Tensor) -> Tensor:
-    """Build a mask (B, N): True at the first token of each document, a run of equal numbers in ``segments`` (B, N)."""
+    """Build a mask (B, N): True at the first token of each document.
+
+    ``segments`` (B, N): document numbers; consecutive tokens with equal numbers are one document.
+    """
     starts = torch.ones_like(segments, dtype=torch.bool)
     starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
     return starts

@@ -17,7 +17,7 @@ from torch import Tensor
 from qkv.ops.selection.untraced import untraced
 
 Expert = Callable[[Tensor], Tensor]
-"""Expert: vectors (n, D) of the positions that chose it -> (n, D)."""
+"""Function of an expert: vectors (n, D) of the positions that chose it -> (n, D)."""
 
 
 @untraced("the number of positions per expert is read")

@@ -163,7 +163,7 @@ class Blocks(Mask):
 
 @dataclass(frozen=True)
 class Explicit(Mask):
-    """Mask given as booleans (B or 1, H or 1, positions, positions), such as the adjacency matrix of a graph."""
+    """Mask stored as booleans (B or 1, H or 1, positions, positions), such as the adjacency matrix of a graph."""
 
     table: Tensor
 

@@ -1,4 +1,4 @@
-"""New positions of a call (``Arrival``), and integers per row that are known on the host (``Counts``)."""
+"""Positions that are new in a forward pass (``Arrival``), and one integer per row in host memory (``Counts``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Counts(tuple[int, ...]):
-    """One integer per row, such as the row's length, held as Python integers: reading them waits for no device."""
+    """One integer per row, such as its length, as Python integers, so that reading them does not wait for a device."""
 
     __slots__ = ()
 
@@ -31,7 +31,7 @@ class Counts(tuple[int, ...]):
         return 8 * len(self)
 
     def tolist(self) -> list[int]:
-        """The counts as a list."""
+        """Return the counts as a list."""
         return list(self)
 
     def tensor(self, device: torch.device | str | None = None) -> Tensor:
@@ -55,13 +55,13 @@ class Counts(tuple[int, ...]):
 
 
 class Arrival:
-    """New positions of a call: N positions in each of B rows, after the positions read before.
+    """Positions that are new in a forward pass: N in each of B rows, after the positions of earlier passes.
 
-    past (B): number of positions read before the call.   lengths (B): number of new positions that are not padding,
-    which is on the right; None: all.   start: common value of ``past`` if it is equal in all rows and nothing is
-    padded, else None.   end: max(past + lengths).
+    past (B): number of earlier positions.   lengths (B): number of new positions that are not padding, which is on the
+    right; None: all.   start: common value of ``past`` if it is equal in all rows and nothing is padded, else None.
+    end: max(past + lengths).
 
-    Counts are known on the host; tensors are created at their first use, once for all layers.
+    Counts are in host memory; tensors are created at their first use, once for all layers.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class Arrival:
         lengths: Tensor | Counts | None = None,
         device: torch.device | str | None = None,
     ):
-        """Describe a call. ``past``: positions read before by each row. ``count``: N. ``device``: of the tensors."""
+        """``past``: number of earlier positions of each row. ``count``: N. ``device``: device of the tensors."""
         self.past, self.count, self.device = past, count, device
         self.lengths = lengths.tensor(device) if isinstance(lengths, Counts) else lengths
         first = past[0] if past else 0
         self.start = first if lengths is None and past.count(first) == len(past) else None
         self.after = self._after(lengths)
-        """Positions read after the call, (B)."""
+        """Number of positions of each row after the call, (B)."""
         self.end = first + count if self.start is not None else max(self.after, default=count)
         self._memo: dict[Hashable, Any] = {}
 
@@ -95,7 +95,7 @@ class Arrival:
 
     @cached_property
     def positions(self) -> Tensor:
-        """Position in its row of each new token, (B, N), or (1, N) if ``start`` is known."""
+        """Position in its row of each new token, (B, N), or (1, N) unless ``start`` is None."""
         if self.start is None:
             return self.past_tensor[:, None] + self.steps
         if self.count == 1:
@@ -104,12 +104,12 @@ class Arrival:
 
     @cached_property
     def past_tensor(self) -> Tensor:
-        """Number of positions read before the call, on the device: (B), or (1) if ``start`` is known."""
+        """Tensor of ``past`` on the device: (B), or (1) unless ``start`` is None."""
         return (self.past if self.start is None else Counts((self.start,))).tensor(self.device)
 
     @cached_property
     def after_tensor(self) -> Tensor:
-        """Number of positions read after the call, on the device: (B), or (1) if ``start`` is known."""
+        """Tensor of ``after`` on the device: (B), or (1) unless ``start`` is None."""
         return self.past_tensor + (self.count if self.lengths is None else self.lengths)
 
     @cached_property

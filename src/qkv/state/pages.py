@@ -1,4 +1,4 @@
-"""Paged KV cache: rows share pages, so that a common prefix is held once, and rows are never moved in memory.
+"""Paged KV cache: rows share pages, so that a common prefix is stored once, and rows are never moved in memory.
 
     row 0 ── 0 ─ 1 ─ 2 ─ 3           a page: keys (H, S, Dk), then values (H, S, Dv), of S positions
              │   │
@@ -49,12 +49,12 @@ class PageSizes(NamedTuple):
 
 
 def pages_for(length: int, positions: int) -> int:
-    """Return the number of pages, of ``positions`` positions each, of a row of ``length`` positions."""
+    """Return the number of pages that a row of ``length`` positions needs, with ``positions`` positions per page."""
     return -(-length // positions)
 
 
 def room_for(length: int) -> int:
-    """Return the number of positions that the pages of a row of ``length`` positions have room for."""
+    """Round ``length`` up to whole pages: the number of positions for which a row of this length has memory."""
     return pages_for(length, PAGE) * PAGE
 
 
@@ -68,7 +68,7 @@ class MemoryPage:
 
 
 class _Row:
-    """Pages of a row, in order. holders: number of entries of stores that refer to the row (reference count)."""
+    """Pages of a row, in order. holders: number of rows of stores that refer to this object (reference count)."""
 
     __slots__ = ("holders", "pages")
 
@@ -102,7 +102,7 @@ class Paged(Store):
 
     @classmethod
     def instead(cls, store: Dense) -> Paged:
-        """Create an empty paged store with the number of rows and the sizes of an empty dense store."""
+        """Create an empty paged store with as many rows, heads and features as an empty dense store."""
         (rows, heads, _, width), value_width = store.keys.shape, store.values.shape[3]
         sizes = PageSizes(heads, (width, value_width), PAGE)
         return cls(sizes, store.keys.new_empty(0), [_Row() for _ in range(rows)])
@@ -122,9 +122,9 @@ class Paged(Store):
         return View(keys, values, positions, in_place=True)
 
     def room(self, arrival: Arrival) -> Tensor:
-        """Make room for new positions; return the addresses of each row's pages (B, W), int64, 0 after the last page.
+        """Allocate pages for new positions; return the addresses of each row's pages (B, W), int64, 0 after the last.
 
-        For code that writes the new keys and values to the pages itself.
+        For kernels that write the new keys and values to the pages themselves.
         """
         for place, (past, after) in enumerate(zip(arrival.past, arrival.after, strict=True)):
             self._prepare(place, past, after)
@@ -207,7 +207,7 @@ class Paged(Store):
 
     @property
     def full(self) -> list[MemoryPage]:
-        """All pages of each row except the last, which may have room; the other pages are not written to any more."""
+        """All pages of each row except the last; the last may have room, and the others are no longer written to."""
         return [page for row in self._rows for page in row.pages[:-1]]
 
     def rows(self, index: Tensor) -> Paged:

@@ -1,4 +1,4 @@
-"""Arrival and store of a recorded step, which is repeated on the same memory: positions are read from a tensor."""
+"""Arrival and KV cache for a recorded decoding step (CUDA graph), which reads its positions from a tensor."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from qkv.state.store import Dense, View
 
 
 class DeviceArrival(Arrival):
-    """Arrival of one new position per row, which a tensor holds and the host does not know.
+    """Arrival of one new position per row, where a tensor on the device holds the positions.
 
-    Access to counts, such as ``past`` or ``end``, raises ``AttributeError``: a step that reads them cannot be repeated
-    at other positions.
+    Access to counts in host memory, such as ``past`` or ``end``, raises ``AttributeError``, because a recorded step
+    that depends on them could not be repeated at other positions.
     """
 
     def __init__(self, positions: Tensor):
-        """``positions`` (B, 1): position in its row of each new token."""
+        """``positions`` (B, 1): position of each new token in its row."""
         self.positions = positions
         self.count, self.device, self.lengths, self.start, self._memo = 1, positions.device, None, None, {}
 
 
 class Slots(Dense):
-    """Dense store on the memory of another store: it exposes all slots, and writes to the slots that a tensor holds.
+    """Dense KV cache whose views contain all slots, and which writes to the slots that ``arrival.positions`` holds.
 
     Slots after the position of a row hold arbitrary data, which a causal mask must hide.
     """

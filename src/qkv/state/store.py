@@ -1,4 +1,4 @@
-"""Stores of keys and values: the protocol, a dense store and a ring buffer."""
+"""Stores of keys and values (KV caches): base class, dense store and ring buffer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Store(ABC):
 
     @abstractmethod
     def append(self, keys: Tensor, values: Tensor, arrival: Arrival) -> View:
-        """Store keys (B, H, N, Dk) and values (B, H, N, Dv) except padding; return what the queries may see."""
+        """Store keys (B, H, N, Dk) and values (B, H, N, Dv) except padding; return the view for the queries."""
 
     @abstractmethod
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -51,14 +51,14 @@ class Store(ABC):
 
     @abstractmethod
     def tensors(self) -> Iterator[Tensor]:
-        """Iterate over its tensors, in the order of ``map``."""
+        """Iterate over the tensors of the store, in the order of ``map``."""
 
     @abstractmethod
     def rows(self, index: Tensor) -> Self:
         """Return a copy with the rows ``index``, in any order and with repeats."""
 
     def one_row(self, row: int, length: int | None = None) -> Self:
-        """Return a copy of one row. ``length``: number of its positions, if known; further room may be left out."""
+        """Return a copy of one row. ``length``: number of its positions, or None; slots beyond it may be left out."""
         return self.rows(torch.tensor([row], device=next(self.tensors()).device))
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Store(ABC):
 
     @abstractmethod
     def cut(self, lengths: Counts) -> Self:
-        """Truncate each row to ``lengths`` (B) positions; return the store. Called only for ``rewindable`` branches."""
+        """Truncate each row to ``lengths`` (B) positions; return the store. Only ``rewindable`` branches call it."""
 
     @property
     def nbytes(self) -> int:
@@ -97,7 +97,7 @@ class Dense(Store):
         return View(self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end), positions, in_place=True)
 
     def room(self, needed: int) -> tuple[Tensor, Tensor]:
-        """Grow to at least ``needed`` slots; return keys and values, for code that writes new positions to them."""
+        """Grow to at least ``needed`` slots; return keys and values, for kernels that write new positions to them."""
         self._grow(needed)
         return self.keys, self.values
 
@@ -161,8 +161,8 @@ class Ring(Dense):
     """Ring buffer of keys and values: holds the first ``sinks`` positions (attention sinks) and the latest ``window``.
 
     Position p is in slot p if p < sinks, else in slot sinks + (p - sinks) mod window. Until all slots are filled, slot
-    p holds position p. Afterwards, a single query attends to the updated ring, and several queries attend to the ring
-    before the call followed by the new keys.
+    p holds position p. Afterwards, a single query attends to the updated ring, while several queries attend to the keys
+    of the ring before the call and to the new keys, concatenated.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, window: int, sinks: int = 0):
@@ -242,7 +242,7 @@ def new_store(
 
 
 def slots_for(length: int, held: int = _FIRST_CAPACITY) -> int:
-    """Return the number of slots of a store of ``held`` slots that doubles as needed to hold ``length`` positions."""
+    """Return the number of slots after doubling ``held`` slots until ``length`` positions fit."""
     slots = max(held, 1)
     while slots < length:
         slots *= 2

@@ -1,4 +1,4 @@
-"""State of mixers that read a fixed number of latest inputs."""
+"""State of mixers that read a fixed number of latest inputs, such as a causal convolution."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def extended(tail: Tensor, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Prepend the latest inputs to x; return (tail and x concatenated (B, T + N, D), next tail (B, T, D)).
+    """Prepend the latest inputs to x; return (``tail`` and x concatenated, (B, T + N, D), and the next ``tail``).
 
     tail (B, T, D): the last T unpadded inputs; x (B, N, D): new inputs; ``lengths`` (B): how many of them are not
     padding.

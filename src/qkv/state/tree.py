@@ -50,7 +50,7 @@ def map_tensors(f: Callable[[Tensor], Tensor], state: S) -> S:
 
 
 def tensors(state: Any) -> Iterator[Tensor]:
-    """Iterate over the tensors of a state, in order; counts as int64 tensors on the host."""
+    """Iterate over the tensors of a state, in order; counts are converted to int64 tensors on the CPU."""
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, Store):
@@ -71,7 +71,7 @@ def stores(state: Any) -> Iterator[Store]:
 
 
 def rows(state: S, index: Tensor | list[int]) -> S:
-    """Select rows ``index``, in any order and with repeats: reorder, fork, drop. Always a copy."""
+    """Copy the rows ``index`` of a state, in any order and with repeats, so as to reorder, fork or drop rows."""
     listed = list(Counts.of(index))
     places: dict[torch.device, Tensor] = {}
 
@@ -87,7 +87,7 @@ def rows(state: S, index: Tensor | list[int]) -> S:
 
 
 def one_row(state: S, row: int, length: int | None = None) -> S:
-    """Copy one row. ``length``: number of its positions, if known; its stores may then leave out further room."""
+    """Copy one row of a state. ``length``: number of its positions; if given, stores may leave out slots beyond it."""
 
     def chosen(node: Store | Counts) -> Store | Counts:
         return node.rows([row]) if isinstance(node, Counts) else node.one_row(row, length)
@@ -96,7 +96,7 @@ def one_row(state: S, row: int, length: int | None = None) -> S:
 
 
 def overwrite(state: S, to: list[int], source: list[int]) -> S:
-    """Copy rows ``source`` over rows ``to``; nothing else is copied.
+    """Copy rows ``source`` over rows ``to``, in place; no other row is copied.
 
     ``to`` must have no repeats and no row of ``source``. Consumes ``state``: its tensors are overwritten, except
     non-contiguous ones such as expanded tensors, which are copied first.
@@ -105,10 +105,10 @@ def overwrite(state: S, to: list[int], source: list[int]) -> S:
 
 
 def join(first: S, second: S) -> S:
-    """Concatenate the rows of two states of the same model. Always a copy.
+    """Concatenate the rows of two states of the same model to a new state.
 
-    If the states have room for different numbers of positions, or memories of different lengths, the smaller state is
-    padded with zeros. Leaves that belong to the batch are taken from ``first``.
+    If buffers of the states have different numbers of positions, such as memories of different lengths, the shorter
+    ones are padded with zeros. Leaves that belong to the batch are taken from ``first``.
     """
     return _joined(first, second)
 
@@ -129,8 +129,8 @@ def cut(state: S, lengths: Counts) -> S:
 def nbytes(state: Any) -> int:
     """Return the size in bytes of all tensors and counts; a page that several stores hold is counted once.
 
-    A tensor outside of stores is counted once per place in the tree: as soon as rows are added or removed, each place
-    has a copy of its own.
+    A tensor outside of stores is counted once for each node that holds it, because each node gets a separate copy as
+    soon as rows are added or removed.
     """
     held = {id(t): t for store in stores(state) for t in store.tensors()}
     return sum(t.nbytes for t in held.values()) + _outside_of_stores(state)
@@ -141,7 +141,7 @@ def _outside_of_stores(state: Any) -> int:
 
 
 def to(state: S, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> S:
-    """Move the state to a device, and cast its floating-point tensors to ``dtype``. Counts stay on the host."""
+    """Move a state to a device, and cast its floating-point tensors to ``dtype``. Counts stay in host memory."""
     return map_tensors(lambda t: t.to(device=device, dtype=dtype if t.is_floating_point() else None), state)
 
 

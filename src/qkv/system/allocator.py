@@ -1,4 +1,4 @@
-"""Setting of the C library's memory allocator."""
+"""Settings of glibc's memory allocator."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from functools import cache
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt (malloc.h of glibc)."""
 _OWN_PAGES, _ALL_KEPT = 1 << 20, 1 << 30
-"""Thresholds in bytes from which an allocation has separate pages, which return to the system when it is freed."""
+"""Sizes in bytes from which an allocation gets separate pages, which return to the system when it is freed."""
 _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Make the process keep freed memory for its next tensors, once per process; return False if that is impossible.
+    """Let the process reuse freed memory for later tensors, once per process; return False if that is impossible.
 
     By default glibc returns tensors of 32 MB and more to the system when they are freed, and the system clears every
     page again at the next allocation, which takes half of the time of a training pass over 65,536 positions. Peak
@@ -34,9 +34,9 @@ def keep_freed_memory() -> bool:
 
 @contextlib.contextmanager
 def apart_from_kept_memory() -> Iterator[None]:
-    """Context manager: inside, tensors of 1 MB and more return to the system when freed; afterwards, memory is kept.
+    """Context manager: return freed tensors of 1 MB and more to the system inside; afterwards, keep them for reuse.
 
-    For loading weights, because freed temporary copies would leave holes between the weights.
+    For the loading of weights, where freed temporary copies would leave holes between the weights.
     """
     if not keep_freed_memory():
         yield

@@ -19,13 +19,13 @@ def usable_cores(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int:
 
 
 def usable_threads() -> int:
-    """Number of threads per operator: ``OMP_NUM_THREADS`` if it is set, else the number of usable cores."""
+    """Return the number of threads per operator: ``OMP_NUM_THREADS`` if it is set, else the number of usable cores."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     return int(given) if given.isdecimal() and int(given) > 0 else usable_cores()
 
 
 def memory_limit(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int | None:
-    """Memory limit of the container in bytes; None for no limit."""
+    """Return the memory limit of the container in bytes; None for no limit."""
     limits = _values(groups, membership, "", "memory.max")
     limits += _values(groups / "memory", membership, "memory", "memory.limit_in_bytes")
     return min((int(text) for text in limits if text.isdecimal()), default=None)
@@ -54,7 +54,7 @@ def limit_threads() -> None:
 
 
 def _cores() -> int:
-    """Number of CPUs by affinity if the system supports it, else all."""
+    """Return the number of CPUs that the process may run on (affinity); all CPUs if the system does not tell."""
     counted = getattr(os, "process_cpu_count", None)  # Python 3.13
     if counted is not None:
         return counted() or 1
@@ -64,9 +64,9 @@ def _cores() -> int:
 
 
 def _quotas_v2(groups: Path, membership: Path) -> Iterator[float]:
-    """CPU quotas in cores of the process's control groups (version 2), from files with ``150000 100000``.
+    """Yield the CPU quotas, in cores, of the process's control groups (version 2), read from their files ``cpu.max``.
 
-    The numbers are microseconds of CPU time and of the period; "max" is no limit.
+    A file such as ``150000 100000`` holds microseconds of CPU time and of the period; "max" is no limit.
     """
     for text in _values(groups, membership, "", "cpu.max"):
         quota, _, period = text.partition(" ")
@@ -85,7 +85,7 @@ def _quota(quota: str, period: str) -> Iterator[float]:
 
 
 def _values(top: Path, membership: Path, controller: str, name: str) -> list[str]:
-    """Contents of the file ``name`` in the process's control group under ``top`` and in its parents."""
+    """Read the file ``name`` in the process's control group under ``top`` and in its parents; return the contents."""
     found = []
     path = _group(membership, controller)
     for folder in (path, *path.parents):
@@ -97,7 +97,7 @@ def _values(top: Path, membership: Path, controller: str, name: str) -> list[str
 
 
 def _group(membership: Path, controller: str) -> Path:
-    """Control group of the process under ``controller`` ("" for version 2); the root if there is none."""
+    """Return the process's control group for ``controller`` ("" for version 2); the root if there is none."""
     try:
         lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError:

@@ -9,5 +9,5 @@ import platformdirs
 
 
 def cache_folder() -> Path:
-    """Folder for cached data: ``QKV_CACHE`` if it is set, else the user's cache folder of the operating system."""
+    """Return the folder for cached data: ``QKV_CACHE`` if it is set, else the operating system's for this user."""
     return Path(os.environ.get("QKV_CACHE") or platformdirs.user_cache_dir("qkv")).expanduser()

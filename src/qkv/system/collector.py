@@ -10,8 +10,8 @@ from contextlib import contextmanager
 def collect_once() -> None:
     """Collect garbage now, and exclude live objects from later collections; for a process that has just started.
 
-    A collection among the objects of a server with a model of 135 million parameters takes 0.2 s, which its first
-    request would wait for.
+    In a server with a model of 135 million parameters, a collection of all objects takes 0.2 s, for which its first
+    request would wait.
     """
     gc.collect()
     gc.freeze()
@@ -19,7 +19,7 @@ def collect_once() -> None:
 
 @contextmanager
 def paused() -> Generator[None]:
-    """Context manager: no garbage collection inside; later collections leave out the objects that are alive at its end.
+    """Context manager: disable garbage collection inside; exclude the objects alive at its end from later collections.
 
     Imports create hundreds of thousands of objects that live as long as the process. Each collection during imports
     visits all earlier objects, which takes a fifth of the time of ``qkv generate`` with a model of 124 million

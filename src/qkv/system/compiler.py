@@ -19,11 +19,11 @@ from qkv.system.processor import processor_model
 
 _COMPILERS = ("g++", "c++", "clang++")
 _LONGEST = 300
-"""Maximum number of seconds of a build; it takes ten."""
+"""Timeout of a compiler call in seconds; a build usually takes about ten."""
 
 
 class BuildError(Exception):
-    """Exception for source that cannot be compiled on this machine, with the reason as its message."""
+    """Raised if a source cannot be compiled on this machine; the message is the reason."""
 
 
 def compiler() -> str | None:

@@ -12,12 +12,12 @@ VARIABLE = "QKV_DEVICE"
 
 
 def accelerator() -> torch.device | None:
-    """Accelerator of this machine that torch can use, such as a GPU; None if there is none."""
+    """Return the accelerator of this machine that torch can use, such as a GPU; None if there is none."""
     return torch.accelerator.current_accelerator(check_available=True)
 
 
 def named_device(name: str | None = None) -> torch.device | None:
-    """Return the device ``name``, by default the device that ``QKV_DEVICE`` names; None if neither is set.
+    """Return the device ``name``, or by default the device that ``QKV_DEVICE`` names; None if neither is set.
 
     Raises ``UserError`` for a device that this machine does not have.
     """

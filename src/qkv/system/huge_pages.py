@@ -1,4 +1,4 @@
-"""Memory in huge pages (Linux, transparent huge pages), which processors read in fewer steps of address translation."""
+"""Memory in transparent huge pages (Linux), which need fewer address translations by the processor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE, ALIGNMENT = 1 << 21, 64
 
 
 def possible(setting: Path = SETTING) -> bool:
-    """Return True if the system grants huge pages on request (``madvise``), and the path is not turned off."""
+    """Return whether the system grants huge pages on request (``madvise``), and ``QKV_WITHOUT`` permits them."""
     return not turned_off("huge-pages") and _given(setting)
 
 

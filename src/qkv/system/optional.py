@@ -1,4 +1,4 @@
-"""Optional paths: faster ways of computing that some machines lack. ``QKV_WITHOUT`` turns them off.
+"""Optional paths: faster implementations that some machines lack. ``QKV_WITHOUT`` turns them off.
 
     QKV_WITHOUT=native,bf16 qkv train recipe.yaml          QKV_WITHOUT=all qkv bench
 
@@ -26,7 +26,7 @@ PATHS = {
 
 
 def turned_off(path: str) -> str:
-    """Return the setting that turns ``path`` off, such as "QKV_WITHOUT=native"; "" if none does.
+    """Return the setting that turns ``path`` off, such as "QKV_WITHOUT=native", or "" if the path is on.
 
     Raises ``UserError`` if the variable names an unknown path.
     """

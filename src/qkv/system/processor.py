@@ -17,12 +17,12 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def processor_name() -> str:
-    """Processor model and number of threads, such as ``AMD EPYC, 2 threads``."""
+    """Return processor model and number of threads, such as ``AMD EPYC, 2 threads``."""
     return f"{processor_model()}, {usable_threads()} threads"
 
 
 def processor_model() -> str:
-    """Processor model, such as ``AMD EPYC``."""
+    """Return the processor model, such as ``AMD EPYC``."""
     if _CPUINFO.is_file():
         with _CPUINFO.open(errors="replace") as lines:
             for line in lines:
@@ -33,9 +33,8 @@ def processor_model() -> str:
 
 
 def settings() -> dict[str, str]:
-    """Return restrictions of this process: variables that limit instructions, paths or threads, and usable cores.
-
-    Empty if there are no restrictions.
+    """Return the restrictions of this process: environment variables that limit instructions, optional paths or
+    threads, and the number of usable cores if it is limited. Empty without restrictions.
     """
     found = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     return found | ({"cores": str(usable_cores())} if usable_cores() < (os.cpu_count() or 1) else {})

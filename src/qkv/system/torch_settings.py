@@ -1,4 +1,4 @@
-"""Settings of torch that a caller may have changed for the whole process, such as a notebook without gradients."""
+"""Torch's default settings for functions of the package, whatever the caller has set for the whole process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 @contextmanager
 def usual_settings(device: bool = True) -> Generator[None]:
-    """Context manager: gradients on, no inference mode, no autocast, fp32 and the CPU as defaults, as when torch was
-    imported; the settings of the caller are restored at the end.
+    """Context manager: set torch to its defaults (gradients on, no inference mode, no autocast, default dtype fp32,
+    default device CPU) inside, and restore the caller's settings at the end.
 
     device: False keeps the caller's default device.
     """

@@ -1,8 +1,8 @@
 """World: the processes that train one run together.
 
-What differs between processes must not decide: clocks, measured choices, files, signals. Every process would take its
-own value otherwise, and one would wait for ever in an exchange that the others do not make. Such a value goes through
-``agree``, ``lead`` or ``sum``, which every process calls in the same order.
+A decision must not depend on values that differ between processes: clocks, timings, files, signals. Processes would
+decide differently, and one would wait for ever in a collective call that the others do not make. Such a value goes
+through ``agree``, ``lead`` or ``sum``, which all processes call in the same order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class World:
-    """World of one process, in which nothing is exchanged; ``ProcessGroupWorld`` has several processes.
+    """World of a single process; ``ProcessGroupWorld`` is the world of several.
 
     rank, size: index of this process and number of processes.   mesh: sizes of the axes along which processes share
     work, by name; their product is ``size``.
@@ -33,13 +33,13 @@ class World:
         return self.rank == 0
 
     def agree(self, value: T) -> T:
-        """Return the ``value`` of the first process."""
+        """Broadcast ``value`` from the first process; return it in all processes."""
         return value
 
     def lead(self, work: Callable[[], T]) -> T:
-        """Call ``work`` in the first process, when all have arrived here, and return its result in all.
+        """Wait for all processes, call ``work`` in the first one, and return its result in all.
 
-        For work with files. ``work`` must not exchange anything itself. If it raises ``UserError``, all raise it.
+        For work with files. ``work`` must not call methods that communicate. If it raises ``UserError``, all raise it.
         """
         return work()
 
@@ -48,7 +48,7 @@ class World:
         return values
 
     def barrier(self) -> None:
-        """Wait until all processes have arrived here."""
+        """Wait until all processes have made this call."""
 
 
 ALONE = World()
@@ -58,8 +58,8 @@ ALONE = World()
 class ProcessGroupWorld(World):
     """World of the processes of torch.distributed's default process group.
 
-    Values travel through a group of their own over gloo, on the host: no exchange waits for a GPU, or mixes with
-    those of training.
+    Values are exchanged through a separate gloo group, on the CPU, so that no exchange waits for a GPU or interferes
+    with the collectives of training.
     """
 
     def __init__(self, mesh: Mapping[str, int] | None = None):
@@ -70,22 +70,24 @@ class ProcessGroupWorld(World):
         import torch.distributed as dist
 
         if not (dist.is_available() and dist.is_initialized()):
-            raise UserError("torch.distributed has no process group here; call init_process_group first")
+            raise UserError("torch.distributed has no process group; call init_process_group first")
         self._distributed: Any = dist
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.mesh = {"replicate": self.size} if mesh is None else dict(mesh)
         if math.prod(self.mesh.values()) != self.size:
-            raise UserError(f"mesh: {self.mesh} has {math.prod(self.mesh.values())} places for {self.size} processes")
+            raise UserError(
+                f"mesh: {self.mesh} is for {math.prod(self.mesh.values())} processes, but there are {self.size}"
+            )
         self._group = dist.new_group(backend="gloo")
 
     def agree(self, value: T) -> T:
-        """Return the ``value`` of the first process; it is pickled."""
+        """Broadcast ``value`` from the first process, by pickle; return it in all processes."""
         box = [value if self.first else None]
         self._distributed.broadcast_object_list(box, src=0, group=self._group)
         return box[0]  # type: ignore[return-value]
 
     def lead(self, work: Callable[[], T]) -> T:
-        """Call ``work`` in the first process, when all have arrived here, and return its result in all."""
+        """Wait for all processes, call ``work`` in the first one, and return its result in all."""
         self.barrier()
         if not self.first:
             result, sentence = self.agree((None, ""))
@@ -108,5 +110,5 @@ class ProcessGroupWorld(World):
         return total.tolist()  # type: ignore[no-any-return]
 
     def barrier(self) -> None:
-        """Wait until all processes have arrived here."""
+        """Wait until all processes have made this call."""
         self._distributed.barrier(group=self._group)

@@ -21,9 +21,9 @@ from qkv.spec.generation import Generation
 
 
 def adjusted(logits: Tensor, spans: Sequence[RowSpan]) -> Tensor:
-    """Apply the changes of each row to the logits (M, V) of the spans, in a copy.
+    """Return a copy of the logits (M, V) of the spans, with bias and penalties of each row's settings.
 
-    Return the same tensor if no row has changes.
+    Return the same tensor if no settings change logits.
     """
     changing = [span for span in spans if _changes(span)]
     if not changing:
@@ -43,7 +43,7 @@ def _changes(span: RowSpan) -> bool:
 
 
 def _adjust(logits: Tensor, own: Generation, written: Sequence[int]) -> None:
-    """Change the logits (V) of one line in place; ids of V or above are ignored, as they are never sampled."""
+    """Apply bias, penalties and ``min_tokens`` to one row of logits (V), in place. Ids of V or above are ignored."""
     size = len(logits)
     if biases := [(index, bias) for index, bias in own.logit_bias if index < size]:
         ids, values = zip(*biases, strict=True)

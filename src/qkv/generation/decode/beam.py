@@ -155,7 +155,7 @@ class BeamSearch:
         drawn: int | None = None,
         inputs: Sequence[Mapping[str, Signal]] | None = None,
     ):
-        """Start the search; arguments as for ``beam_search``."""
+        """Check the arguments, which are those of ``beam_search``, and admit the prompts."""
         context.check(model, prompts, generation, inputs)
         _check(model, generation, end_id)
         self.generation = generation
@@ -193,8 +193,8 @@ class BeamSearch:
         return successors
 
     def _ending(self, prompt: int) -> Callable[[list[int]], bool]:
-        """Return a function that tells whether a continuation of the prompt is finished: at its maximum length, by an
-        end token or by ``ends``.
+        """Return a function (tokens of a continuation) -> True if it is finished: it has its maximum length, ends with
+        an end token, or ``ends`` is true.
         """
         most, least, ends = self.generation.max_new_tokens, self.generation.min_tokens, self._ends
 
@@ -261,8 +261,8 @@ def beam_search(
 
     end_id: a token that ends a text, besides those of ``generation``.   drawn: only ids below it are candidates.
     capacity: fixed number of positions of the state; None grows by doubling.
-    memory: encoder output, one row per prompt.   inputs: values of other inputs of each prompt, see ``Signal.inputs``.
-    ends(row, new tokens): additional stopping criterion.
+    memory: encoder output, one row per prompt.   inputs: values of the inputs other than text of each prompt, see
+    ``Signal.inputs``. ends(row, new tokens): additional stopping criterion.
     With bounded positions the context slides as in ``Sampling``. Raises ``UserError`` for invalid prompts, a model that
     cannot generate, and sampling options.
     """

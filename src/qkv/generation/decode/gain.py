@@ -21,11 +21,11 @@ TRIAL = 6
 PERIOD = 64
 """Number of passes with proposals between two decisions, while the gain is at least 1."""
 CHECK = 2
-"""Number of plain steps between two such periods, to measure their speed again."""
+"""Number of plain steps between two periods with proposals, to measure the speed of plain steps again."""
 REST, LONGEST_REST = 48, 1536
 """Number of plain steps after a trial with gain below 1: initial and maximum."""
 KEPT = 12
-"""Number of latest steps of each kind whose times are used."""
+"""Number of latest steps, of either kind, over which speeds are measured."""
 
 
 class Gain:
@@ -35,7 +35,7 @@ class Gain:
     """
 
     def __init__(self, adaptive: bool = True):
-        """Begin with plain steps. ``adaptive``: False has proposals in all steps, whatever the gain."""
+        """Begin with plain steps. ``adaptive``: if False, all steps have proposals, whatever the gain."""
         self.adaptive = adaptive
         self._plain: deque[tuple[float, float]] = deque(maxlen=KEPT)
         """(tokens per row, seconds) of the latest plain steps."""

@@ -1,4 +1,4 @@
-"""Proposals of speculative decoding: by looking up n-grams in the text, or by a draft model."""
+"""Sources of proposed tokens for speculative decoding: n-gram look-up in the text, or a draft model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Wanted(NamedTuple):
 class Proposal(NamedTuple):
     """Tokens proposed for a row.
 
-    tokens: k ids.   chances (k, V): distributions q from which they were sampled; None: the tokens are certain.
+    tokens: k ids.   chances (k, V): distributions q from which they were sampled; None: they were not sampled (q = 1).
     """
 
     tokens: list[int]
@@ -44,7 +44,7 @@ class Proposal(NamedTuple):
 
 
 class Proposer(ABC):
-    """Source of proposals."""
+    """Base class of sources of proposed tokens."""
 
     @abstractmethod
     def propose(self, rows: Mapping[int, Wanted]) -> dict[int, Proposal]:
@@ -73,7 +73,7 @@ class LookUp(Proposer):
         return {key: Proposal(tokens) for key, tokens in found.items() if tokens}
 
     def _continued(self, key: int, text: Sequence[int], count: int) -> list[int]:
-        """Return ``count`` tokens that continue an earlier occurrence of the end of ``text``; none without one."""
+        """Return ``count`` tokens that follow an earlier occurrence of the end of ``text``; [] if there is none."""
         done, index = self._seen.get(key, (0, {}))
         for end in range(max(1, done), len(text)):  # n-grams that a token follows
             for n in range(1, min(self.ngram, end) + 1):
@@ -85,7 +85,7 @@ class LookUp(Proposer):
             return []
         period = len(text) - place
         follow = (text[place + i % period] for i in range(count))
-        return list(takewhile(lambda token: token >= 0, follow))  # an id below 0 is the place of another input
+        return list(takewhile(lambda token: token >= 0, follow))  # a negative id is a placeholder, such as for an image
 
 
 class Draft(Proposer):
@@ -104,14 +104,14 @@ class Draft(Proposer):
         self._found: dict[int, tuple[list[int], list[Tensor]]] = {}
 
     def propose(self, rows: Mapping[int, Wanted]) -> dict[int, Proposal]:
-        # A draft reads tokens only: no proposals for a text with the place of another input, an id below 0.
+        # A draft reads tokens only: no proposals for a text with placeholders (negative ids), such as for an image.
         rows = {key: row for key, row in rows.items() if min(row.text, default=0) >= 0}
         self._rows, self._found = rows, {key: ([], []) for key in rows}
         self._follow(rows)
         with evaluating(self.model):
             for step in range(max((row.count for row in rows.values()), default=0)):
                 self._engine.step()
-                if not step:  # the state has read nothing but the text
+                if not step:  # before the state contains proposed tokens
                     self._engine.mark()
         return {key: self._proposal(*self._found[key], row.count) for key, row in rows.items() if row.count}
 
@@ -162,9 +162,9 @@ class Draft(Proposer):
 
 
 def _common(row: Sequence[int], text: Sequence[int], known: int) -> int:
-    """Return the length of the common prefix of both texts, at most one less than the length of ``text``.
+    """Return the length of the common prefix of ``row`` and ``text``, at most one less than the length of ``text``.
 
-    ``known``: number of first tokens that are known to be equal. The last token of the text is left out, because the
+    ``known``: number of first tokens that need no comparison. The last token of ``text`` never counts, because the
     draft must read it to predict the next token.
     """
     length, most = min(known, len(text)), min(len(row), len(text) - 1)

@@ -65,7 +65,7 @@ class End(NamedTuple):
 
 @dataclass
 class _Row:
-    """Settings of a row.
+    """Settings and decoding helpers of a row.
 
     seed: seed of its random numbers. begin: number of prompt tokens. most: maximum number of tokens, prompt included.
     alternatives: see ``Sampling.admit``. guide: ``Guide`` of its constraint. speculator: proposes tokens for the row.
@@ -111,7 +111,7 @@ class Sampling:
         self.texts: dict[int, list[int]] = {}
         """Tokens of each row, prompt included."""
         self.ends: dict[int, End] = {}
-        """Rows that ended by themselves."""
+        """Reason why each finished row has ended, by row; rows removed by ``drop`` are not included."""
         self.engine = Engine(model, self._chosen, capacity, pages)
         self._rows: dict[int, _Row] = {}
         self._first = _seed(generation)
@@ -142,8 +142,9 @@ class Sampling:
         generation: settings of these rows, whose seeds are ``generation.seed``, ``generation.seed + 1``, …; None: the
         sampler's settings, whose seeds continue after the rows admitted so far. memory: encoder output, one row per
         prompt. alternatives: None, or the number of most probable tokens to return with the score of each sampled
-        token. constraint: what the new text must match. speculator: proposes tokens, without changing the text; see
-        ``qkv.generation.decode.speculate``. inputs: values of other inputs of each prompt, see ``Signal.inputs``.
+        token. constraint: regular expression or schema that the new text must match. speculator: proposes tokens for
+        speculative decoding, see ``qkv.generation.decode.speculate``. inputs: values of the inputs other than text of
+        each prompt, see ``Signal.inputs``.
 
         Raises ``UserError`` for invalid prompts, a model that cannot generate, num_beams > 1, and a constraint or a
         draft that does not fit the model and the settings.
@@ -219,7 +220,7 @@ class Sampling:
         return [(each, own, each.clock()) for each, own in keys.items() if own]
 
     def _propose(self) -> None:
-        """Append proposals to the rows that speculate, for the next pass to verify."""
+        """Append proposed tokens to the rows that decode speculatively; the next pass verifies them."""
         self._proposals = {}
         for speculator, proposer in self._proposers.items():
             if speculator.gain.proposes:
@@ -236,12 +237,11 @@ class Sampling:
         return self._proposals.get(key) or Proposal([])
 
     def _wanted(self, speculator: Speculator) -> dict[int, Wanted]:
-        """Return the rows of a speculator, each with the number of tokens to propose for it.
+        """Return the requests for proposals of a speculator's rows, by key, each with the number of tokens to propose.
 
         The number is limited by the tokens that the row may still gain and by the context, which must not slide within
-        a pass. It is 0 if the state lacks more than ``num_tokens`` + 1 tokens of the row: a state that cannot drop
-        positions reads tokens again after each rejection, and without a pass that has no proposals their number would
-        keep growing.
+        a pass. It is 0 if the state lacks more than ``num_tokens`` + 1 tokens of the row. Otherwise a state that cannot
+        drop positions, and so reads tokens again after each rejection, would fall behind further and further.
         """
         found, most = dict[int, Wanted](), speculator.speculation.num_tokens
         for place, row in enumerate(self.engine.rows):
@@ -310,7 +310,7 @@ class Sampling:
         return RowSpan(self.texts[key], self._proposed(key), own.generation, own.uniforms, begin=own.begin)
 
     def _guided(self, rows: Sequence[DecodedRow], spans: Sequence[RowSpan], logits: Tensor) -> Tensor:
-        """Set the logits that constraints forbid to -inf. A row whose constraint cannot be met ends."""
+        """Set the logits of tokens that a row's constraint forbids to -inf. If no token is allowed, the row ends."""
         guides = [(row.key, span, guide) for row, span in zip(rows, spans, strict=True) if (guide := self._guide(row))]
         if not guides:
             return logits
@@ -371,7 +371,7 @@ class Sampling:
     def _incomplete(self, key: int, name: str) -> str:
         return (
             f"after {self._rows[key].generation.max_new_tokens} tokens (max_new_tokens) the text does not match the "
-            f"{name} yet; allow more tokens, or bound its lengths"
+            f"{name} yet; raise max_new_tokens, or limit the lengths that the {name} allows"
         )
 
     def _seen(self, rows: Sequence[DecodedRow], spans: Sequence[RowSpan], logits: Tensor) -> Tensor | None:
@@ -412,14 +412,16 @@ def stream(
     speculation: Speculator | None = None,
     drawn: int | None = None,
 ) -> Iterator[list[int]]:
-    """Yield the new token of each prompt, one list per position. See ``Sampling``; for stop strings ``stream_text``.
+    """Yield one list per step, with the new token of each prompt; see ``Sampling``. ``stream_text`` has stop strings.
 
     ``speculation``: decode speculatively, see ``qkv.generation.decode.speculate``. ``drawn``: only ids below it are
     sampled.
     Raises ``UserError`` for several prompts with ``stop_token_ids``, whose texts end at different positions.
     """
     if len(prompts) > 1 and generation.stop_token_ids:
-        raise UserError("stop_token_ids: texts of several prompts would end at different positions; call generate")
+        raise UserError(
+            "stop_token_ids: texts of several prompts would end at different positions; call generate, not stream"
+        )
     sampling = _of_ids(model, prompts, generation, capacity, speculation, drawn)
     done = [len(prompt) for prompt in prompts]
     with evaluating(model):

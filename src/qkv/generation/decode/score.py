@@ -1,4 +1,4 @@
-"""Multiple choice by likelihood: score given options after a prompt.
+"""Multiple choice by likelihood: score options as continuations of a prompt.
 
     log p(option | prompt) = Σ_i log p(option_i | prompt, option_1 … option_{i-1})
 
@@ -31,7 +31,7 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 
 class OptionScore(NamedTuple):
-    """Log probability of an option after the prompt, in nats: ``sum`` over its tokens, and ``mean``."""
+    """Log probability of an option after the prompt, in nats: sum over its tokens, and mean per token."""
 
     sum: float
     mean: float
@@ -59,7 +59,7 @@ def score_texts(
     by: Measure = "sum",
     memory: Memory | None = None,
 ) -> list[ScoredOption]:
-    """Score the options, in their order, with probabilities softmax(score).
+    """Score each option as a continuation of ``prompt``; probabilities are softmax(score). The order is kept.
 
     by: "sum" (log p), "token" (log p per token) or "character" (log p per character).
     memory: encoder output of one row.
@@ -98,7 +98,7 @@ def check_options(options: Sequence[str]) -> None:
     """Raise ``UserError`` for repeated options."""
     for place, option in enumerate(options):
         if option in options[:place]:
-            raise UserError(f"the option {option!r} is given twice, which would split its probability; give it once")
+            raise UserError(f"the option {option!r} is listed twice, which would split its probability; list it once")
 
 
 def joined_ids(tokenizer: Tokenizer, prompt: str, options: Sequence[str]) -> tuple[list[int], list[list[int]]]:
@@ -198,8 +198,8 @@ def score_tokens(model: Transformer, tokens: Sequence[int], alternatives: int = 
 
 
 def _shared(prompts: Sequence[Sequence[int]]) -> int:
-    """Return the length of the common prefix of all prompts: of a single prompt its whole length, of several at most
-    one less than the shortest prompt.
+    """Return the length of the common prefix of all prompts. For a single prompt, that is its whole length; for
+    several, it is at most the length of the shortest prompt minus 1.
     """
     if len(prompts) == 1:
         return len(prompts[0])
@@ -245,7 +245,7 @@ class Scoring:
 
 
 def _picked(logits: Tensor, tokens: Sequence[int]) -> list[float]:
-    """Return log softmax(logits) (N, V) at N ``tokens``, computed in at least fp32 and returned as float64."""
+    """Return the log probability of each of N ``tokens`` under logits (N, V); computed in fp32 or float64."""
     logits = at_least_single(logits)
     if not bool(logits.isfinite().all()):
         raise UserError("the model's logits are not finite, so options cannot be ranked; its weights are damaged")

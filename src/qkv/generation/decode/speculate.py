@@ -26,10 +26,10 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 
 class Accepted(NamedTuple):
-    """Counts over all rows.
+    """Counts of proposed and accepted tokens over all rows.
 
-    passes: number of verifications of a row's proposal.   proposed: number of proposed tokens.   accepted: number of
-    proposed tokens that were accepted.
+    passes: number of passes that verified a proposal, counted once per row.   proposed: number of proposed tokens.
+    accepted: number of proposed tokens that were accepted.
     """
 
     passes: int = 0
@@ -43,7 +43,7 @@ class Accepted(NamedTuple):
 
 
 class Speculator:
-    """Settings of speculative decoding, and the counts and gain of the latest generation with them."""
+    """Settings of speculative decoding, with token counts and speed-up of the latest generation that used them."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Speculator:
         draft: Transformer | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        """``draft``: model that proposes tokens, for the kind "draft" only.   ``clock``: time in seconds.
+        """``draft``: model that proposes tokens, for the kind "draft" only.   ``clock``: function that returns seconds.
 
         Raises ``UserError`` for a draft with another kind, and for the kind "draft" without a draft.
         """
@@ -59,7 +59,7 @@ class Speculator:
         self.draft, self.clock = draft, clock
         self.counts, self.gain = Accepted(), Gain(self.speculation.adaptive)
         if (draft is None) != (self.speculation.kind == "lookup"):
-            wrong = "needs a draft model" if draft is None else "reads no draft model"
+            wrong = "needs a draft model" if draft is None else "takes no draft model"
             raise UserError(f"speculation of the kind {self.speculation.kind!r} {wrong}; change one of them")
 
     def check(self, model: Transformer, generation: Generation) -> None:
@@ -69,17 +69,17 @@ class Speculator:
             _check(model, self.draft)
 
     def begin(self) -> Proposer:
-        """Return a proposer for a new sampler, and reset counts and gain."""
+        """Return a new source of proposals for a sampler, and reset counts and gain."""
         self.counts, self.gain = Accepted(), Gain(self.speculation.adaptive)
         return LookUp(self.speculation.ngram) if self.draft is None else Draft(self.draft)
 
     def count(self, proposed: int, accepted: int) -> None:
-        """Add the verification of a row's proposal to the counts."""
+        """Count one verified proposal: numbers of ``proposed`` and ``accepted`` tokens."""
         passes, before, kept = self.counts
         self.counts = Accepted(passes + 1, before + proposed, kept + accepted)
 
     def summary(self) -> str:
-        """Return one sentence with the counts and the gain."""
+        """Return one sentence with the counts and the speed-up, for the user."""
         passes, proposed, accepted = self.counts
         if not passes:
             return "speculation: no tokens were proposed"
@@ -106,8 +106,8 @@ def check_vocabularies(tokenizer: Tokenizer, draft: Tokenizer) -> None:
     if own != other:
         wrong = min((own.items() ^ other.items()), key=lambda item: (item[1], item[0]))
         raise UserError(
-            f"the draft model has another vocabulary: the token {wrong[0]!r} with the id {wrong[1]} is in one of them "
-            "only; give a draft that was trained with the same tokenizer"
+            f"the draft model has another vocabulary: only one of the two has the token {wrong[0]!r} with the id "
+            f"{wrong[1]}; use a draft that was trained with the same tokenizer"
         )
 
 
@@ -116,8 +116,8 @@ def _check(model: Transformer, draft: Transformer) -> None:
     if draft.vocab_size != model.vocab_size:
         raise UserError(
             f"the draft model has a vocabulary of {draft.vocab_size} tokens and the model one of {model.vocab_size}; "
-            "they must be the same"
+            "both must have the same vocabulary"
         )
     if draft.encoder is not None or not draft.spec.decodes:
         what = "an encoder" if draft.encoder is not None else "branches that see later positions"
-        raise UserError(f"the draft model has {what}, so it cannot propose tokens; give a causal decoder")
+        raise UserError(f"the draft model has {what}, so it cannot propose tokens; use a causal decoder")

@@ -1,11 +1,11 @@
-"""Verification of proposals: the tokens that a row gains in one forward pass over its proposals.
+"""Verification of proposed tokens by one forward pass over them, which also yields one more token.
 
     text ── proposals x₁ … xₖ ── one forward pass: p₀ … pₖ ── x₁ … xₐ accepted, one more token drawn ── text
 
 pᵢ is the distribution from which plain sampling would draw after x₁ … xᵢ: constraint, adjustments and filters included.
 A row without proposals has k = 0 and gains one token.
 
-- A certain proposal (look-up, or a draft at temperature 0) is accepted if it equals the token that plain decoding
+- A deterministic proposal (look-up, or a draft at temperature 0) is accepted if it equals the token that plain decoding
   yields: the argmax, or the token sampled with the row's next random number. The text equals that of plain decoding
   with the same seed, token by token.
 - A proposal x drawn from a draft's distribution q is accepted with probability min(1, p(x) / q(x)). After the first
@@ -52,10 +52,10 @@ class Uniforms:
 
 @dataclass
 class RowSpan:
-    """Lines of logits (M, V) that belong to one row: the line after its text, and the line after each proposed token.
+    """Part of the logits (M, V) that belongs to one text: the line after it, and the line after each proposed token.
 
-    text: tokens before the proposal. first: index of the first line. begin: number of prompt tokens at the start of
-    ``text``.
+    text: tokens before the proposal. first: index of the first of these lines. begin: number of prompt tokens at the
+    start of ``text``.
     """
 
     text: Sequence[int]
@@ -83,7 +83,7 @@ class RowSpan:
 
 
 def laid(spans: Sequence[RowSpan]) -> Sequence[RowSpan]:
-    """Set ``first`` of each span so that their lines follow one another; return ``spans``."""
+    """Lay out the spans one after another: set ``first`` of each of them; return ``spans``."""
     sizes = [len(span.lines) for span in spans]
     for span, end, size in zip(spans, accumulate(sizes), sizes, strict=True):
         span.first = end - size
@@ -112,7 +112,7 @@ def verified(spans: Sequence[RowSpan], logits: Tensor, seen: Tensor | None) -> l
 
 
 def _equal(spans: Sequence[RowSpan], logits: Tensor, generation: Generation, seen: Tensor | None) -> list[list[int]]:
-    """Return the new tokens of rows with equal settings and certain proposals; logits: lines of these rows only."""
+    """Return the new tokens of rows with equal settings and deterministic proposals; logits: lines of these rows."""
     drawing = generation.temperature > 0.0
     uniforms = [number for span in spans for number in span.uniforms.ahead(len(span.lines))] if drawing else []
     tokens, found, first = sampled(logits, generation, seen, uniforms), list[list[int]](), 0

@@ -1,8 +1,8 @@
 """Constrained generation: the text matches a regular expression, or is JSON that a schema allows.
 
 Before each token the library llguidance (the extra ``constrain``) computes which tokens can continue the text. The
-logits of all others become -inf, before the filters. Once the text is complete, all tokens may be sampled: a token that
-cannot continue it, such as an end token, ends the text and is dropped. So a model without an end token can stop, too.
+logits of all other tokens become -inf, before the filters. Once the text matches, all tokens may be sampled: a token
+that cannot continue it, such as an end token, ends the text and is dropped. So a model without an end token can stop.
 A constraint belongs to a row of ``qkv.generation.decode.sample.Sampling``.
 """
 
@@ -32,8 +32,8 @@ LONGEST = 1 << 20
 """Maximum number of characters of an expression or a schema."""
 _FORM = {"whitespace_flexible": True, "whitespace_pattern": r" |\n[ ]{0,32}", "coerce_one_of": True}
 """Options of llguidance for JSON. Between two JSON tokens there may be nothing, a space, or a line break with
-indentation. More is forbidden, because a model might generate white space without end; less is worse, because models
-are used to such white space and make more mistakes without it.
+indentation. More white space is forbidden, because a model might generate it without end. Less is worse, because models
+were trained on JSON with such white space and make more mistakes without it.
 """
 
 
@@ -54,7 +54,7 @@ class Constraint:
     ):
         """Compile ``regex`` or ``json_schema`` (both strings); exactly one of them must be given.
 
-        open_objects: allow properties that the schema does not name, also in objects that do not state it.
+        open_objects: allow properties that the schema does not name, even if ``additionalProperties`` is absent.
         Raises ``UserError`` without llguidance; for a tokenizer whose tokens depend on their neighbours or cannot begin
         a matching text; and for an expression or a schema that is invalid, not supported, or beyond the limits.
         """
@@ -79,27 +79,31 @@ class Constraint:
         if any(warning.startswith("oneOf") for warning in self._matcher.get_grammar_warnings()):
             self.dropped += ("oneOf, which is read as anyOf",)
         self.size = tokenizer.vocab_size
-        Guide(self._matcher, self.size, self.name).allowed((), self.size)  # its results are cached for all texts
+        Guide(self._matcher, self.size, self.name).allowed((), self.size)  # fills the cache that all texts share
         start, opening = self.guide(), core.tokenize_str("{")
         start.accepted(opening[: start.possible(opening)])  # an object with too many properties is refused here
 
     @property
     def note(self) -> str:
         """Sentence that names the keywords that are not enforced."""
-        return f"the {self.name} says more than can be enforced; left out: {'; '.join(self.dropped)}"
+        return f"parts of the {self.name} cannot be enforced and are ignored: {'; '.join(self.dropped)}"
 
     def guide(self) -> Guide:
-        """Return the guide of a new text."""
+        """Return a ``Guide`` for a new text, which is empty."""
         return Guide(self._matcher.deep_copy(), self.size, self.name)
 
     def check(self, model: Transformer, generation: Generation) -> None:
         """Raise ``UserError`` for beam search, stop strings, and a vocabulary other than that of ``model``."""
         if generation.num_beams > 1:
-            raise UserError(f"num_beams is {generation.num_beams}, but beam search knows no constraint; leave it at 1")
+            raise UserError(
+                f"num_beams is {generation.num_beams}, but beam search does not support constraints; leave it at 1"
+            )
         if generation.stop:
-            raise UserError(f"stop: {generation.stop[0]!r} could cut a text before it matches; leave stop strings out")
+            raise UserError(f"stop: {generation.stop[0]!r} could end a text before it matches; leave stop strings out")
         if self.size > (model.vocab_size or 0):
-            raise UserError(f"the constraint is of {self.size} tokens, and the model has {model.vocab_size or 0}")
+            raise UserError(
+                f"the constraint's tokenizer has {self.size} tokens, but the model has only {model.vocab_size or 0}"
+            )
 
 
 def constraint_of(
@@ -123,7 +127,7 @@ def constraint_of(
 
 
 class Guide:
-    """State of a constraint for one text: tells which tokens can continue it."""
+    """Matcher of one text against a constraint, which computes the tokens that can continue the text."""
 
     def __init__(self, matcher: LLMatcher, size: int, name: str):
         self._matcher, self._size, self.name = matcher, size, name
@@ -133,11 +137,14 @@ class Guide:
 
     @property
     def complete(self) -> bool:
-        """True if the text matches as it is."""
+        """True if the text matches the constraint without further tokens."""
         return self.done or self._matcher.is_accepting()
 
     def possible(self, tokens: Sequence[int]) -> int:
-        """Return how many of the first ``tokens`` can be added to the text. Raises ``UserError`` beyond the limits."""
+        """Return how many of the first ``tokens`` can be added to the text.
+
+        Raises ``UserError`` if that takes more time or memory than ``_limits`` allows.
+        """
         known = list(takewhile(lambda token: token < self._size, tokens))  # a model may have ids beyond the tokenizer's
         count = self._matcher.validate_tokens(known)
         self._check()
@@ -176,12 +183,12 @@ class Guide:
             self.done = self._matcher.is_stopped()
             return True
         if not self.complete:
-            raise UserError(f"token {token} does not continue the text as the {self.name} needs it")
+            raise UserError(f"token {token} cannot continue the text, because the {self.name} forbids it")
         self.done = True
         return False
 
     def accepted(self, tokens: Sequence[int]) -> list[int]:
-        """Add ``tokens`` up to the first that ends the text; return those that were added."""
+        """Add ``tokens`` to the text up to the first that ends it; return the added tokens."""
         return list(takewhile(lambda token: not self.done and self.accept(token), tokens))
 
     def _check(self) -> None:
@@ -201,7 +208,8 @@ class Guide:
         allowed = (self._bits[0, :, None] >> torch.arange(32)).bitwise_and(1).flatten()[: self._size].bool()
         if self._stuck or not bool(allowed.any()):
             raise UserError(
-                f"the tokenizer has no token for what the {self.name} needs next; train one on texts that have it"
+                f"no token of the tokenizer can continue the text as the {self.name} demands; train a tokenizer on "
+                "texts that match it"
             )
         return allowed
 
@@ -213,7 +221,7 @@ class _Vocabulary:
         known = tokenizer.token_bytes
         if known is None:
             raise UserError(
-                "the tokenizer joins its tokens with spaces or marks, so the text of a token depends on its "
+                "the tokenizer joins its tokens with spaces or word markers, so the text of a token depends on its "
                 "neighbours; constrained text needs a tokenizer of bytes, characters, words or byte-level BPE"
             )
         outside = {*tokenizer.specials.values(), *special_ids(tokenizer.core).values()}
@@ -283,7 +291,7 @@ def _of_schema(library: Any, schema: str, open_objects: bool) -> tuple[str, tupl
     try:
         found = json.loads(schema)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"the JSON schema is no JSON: {_sentence(str(error))}") from None
+        raise UserError(f"the JSON schema is not valid JSON: {_sentence(str(error))}") from None
     if not isinstance(found, dict):
         raise UserError(f"the JSON schema is a {type(found).__name__}; allowed: an object")
     rewriting = rewrite(found, lambda schema: _is_supported(library, schema), open_objects)

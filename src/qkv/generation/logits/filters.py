@@ -54,7 +54,7 @@ def pick(logits: Tensor, generation: Generation, text: Tensor | None, uniforms: 
 
 
 def _heated(logits: Tensor, generation: Generation, text: Tensor | None) -> Tensor:
-    """Apply the repetition penalty for the tokens of ``text``, and a positive temperature."""
+    """Apply the repetition penalty to the tokens of ``text``, and the temperature unless it is 0."""
     if generation.repetition_penalty != 1.0 and text is not None:
         logits = repetition_penalty(logits, text, generation.repetition_penalty)
     return temperature(logits, generation.temperature) if generation.temperature > 0.0 else logits
@@ -177,7 +177,7 @@ def sampled(logits: Tensor, generation: Generation, text: Tensor | None, uniform
 
 
 def _largest(logits: Tensor) -> tuple[list[float], list[int]]:
-    """Return the largest logit of each row of (B, V), NaN if the row has a NaN, and its token."""
+    """Return (largest logit of each row of (B, V), its token); the logit is NaN if the row has a NaN."""
     if logits.is_cpu:  # NumPy takes a tenth of the time here
         found = logits.detach().numpy()
         tokens = found.argmax(-1).tolist()  # a NaN counts as the largest
@@ -199,8 +199,8 @@ def alike(settings: Iterable[Generation]) -> list[tuple[Generation, list[int]]]:
 
 
 def history(texts: Sequence[Sequence[int]], like: Tensor) -> Tensor:
-    """Return the tokens of each text (B, L) for the repetition penalty, on the device of ``like``. A text is padded
-    with its first token, so that padding adds no token that it lacks. Placeholders of other inputs are left out.
+    """Return the tokens of each text, (B, L), for the repetition penalty, on the device of ``like``. Texts are padded
+    with their first token, so that padding penalises no other token. Placeholders (negative ids) are left out.
     """
     texts = [text if min(text) >= 0 else [token for token in text if token >= 0] or [0] for text in texts]
     longest = max(map(len, texts))

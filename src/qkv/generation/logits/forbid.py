@@ -18,7 +18,7 @@ from qkv.spec.generation import Generation
 
 
 class LogitLine(NamedTuple):
-    """One row of logits: those of the token after ``text``, whose first ``prompt`` tokens are the prompt."""
+    """Context of one row of logits: ``text`` precedes the predicted token, and begins with ``prompt`` prompt tokens."""
 
     text: Sequence[int]
     prompt: int
@@ -26,7 +26,7 @@ class LogitLine(NamedTuple):
 
 
 def forbid(logits: Tensor, lines: Sequence[LogitLine]) -> Tensor:
-    """Set the logits (M, V) of tokens that the settings of each line forbid to -inf, in a copy.
+    """Return a copy of the logits (M, V) with -inf for the tokens that the settings of each line forbid.
 
     Return the same tensor if no settings forbid tokens.
     """

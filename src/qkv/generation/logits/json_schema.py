@@ -3,10 +3,10 @@
 A schema is rewritten before it is compiled:
 
 - Objects that name ``properties`` are closed (no other properties are allowed), unless they constrain other properties
-  (``additionalProperties``, ``unevaluatedProperties``): a model would go on inventing keys. Subschemas of one object
-  (``allOf``, a reference or ``anyOf`` beside properties) are closed together.
+  (``additionalProperties``, ``unevaluatedProperties``); else a model would go on inventing keys. Subschemas of one
+  object (``allOf``, a reference or ``anyOf`` beside properties) are closed together.
 - A definition gets two rewritten forms where needed: closed for references that describe a whole object, and open for
-  references that describe a part of another object. References that only lead back to themselves allow any JSON.
+  references that describe a part of another object. References that lead only back to themselves allow any JSON.
 - Keywords that cannot be enforced by restricting the next token, such as ``uniqueItems``, are left out and reported.
 """
 
@@ -32,12 +32,12 @@ _SILENT = frozenset({"$schema", "$id", "id", "$anchor", "$comment", "$defs", "de
     *("readOnly", "writeOnly", "contentMediaType", "contentEncoding", "contentSchema"),
     *("discriminator", "xml", "externalDocs", "unevaluatedProperties"),
 }
-"""Keywords that do not constrain the text, or are read separately."""
+"""Keywords that do not constrain the text, or are handled separately; they are left out without a report."""
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 
 
 class Rewriting(NamedTuple):
-    """Schema that can be enforced. dropped: keywords that it leaves out, with their JSON pointers."""
+    """Rewritten schema that can be enforced. dropped: keywords left out of it, with their JSON pointers."""
 
     schema: Schema
     dropped: tuple[str, ...]
@@ -70,8 +70,8 @@ class _Rewriter:
         found = self._value(self._root, "#", True)
         if not _is_finite(found, _finite(self._definitions)):
             raise UserError(
-                "the JSON schema cannot be used: it needs itself within itself, so that no JSON of it ends; leave such "
-                "a property out of 'required', or allow null"
+                "the JSON schema cannot be used: it requires itself within itself, so that only infinite JSON would "
+                "match; leave the recursive property out of 'required', or allow null"
             )
         definitions = {"$defs": self._definitions} if self._definitions else {}
         return Rewriting({**found, **definitions}, tuple(self._dropped))
@@ -93,7 +93,7 @@ class _Rewriter:
         return self._closed(found, list(self._parts(schema, place, set()))) if whole else found
 
     def _is_whole(self, schema: Schema, kept: Schema) -> bool:
-        """True if an object is closed as a whole, not within each of its alternatives."""
+        """Return whether an object is closed as a whole, and not separately within each alternative of ``anyOf``."""
         return "unevaluatedProperties" in schema or not kept.keys().isdisjoint({"properties", "allOf", "$ref"})
 
     def _closed(self, found: Schema, parts: list[Schema]) -> Schema:
@@ -197,12 +197,12 @@ class _Rewriter:
 
     def _missing(self, pointer: Any, place: str) -> tuple[Any, str]:
         raise UserError(
-            f"the JSON schema cannot be used: its $ref {pointer!r} at {place} leads to nothing within the schema"
+            f"the JSON schema cannot be used: its $ref {pointer!r} at {place} has no target within the schema"
         )
 
     @cached_property
     def _places(self) -> dict[str, tuple[Any, str]]:
-        """(schema, JSON pointer) of the root, of each ``$id`` and of each ``$anchor``, by reference."""
+        """Targets of references, (schema, JSON pointer), by reference: the root, each ``$id`` and each ``$anchor``."""
         found: dict[str, tuple[Any, str]] = {"#": (self._root, "#")}
         waiting: list[tuple[Any, str, str]] = [(self._root, "#", "")]
         while waiting:
@@ -220,7 +220,7 @@ class _Rewriter:
 
 
 def _finite(definitions: Schema) -> frozenset[str]:
-    """Return the references to definitions that some JSON of finite length matches, by fixed-point iteration."""
+    """Return references to the definitions that JSON of finite length can match, found by fixed-point iteration."""
     known = frozenset[str]()
     while True:
         more = frozenset(f"#/$defs/{name}" for name, each in definitions.items() if _is_finite(each, known))
@@ -230,7 +230,7 @@ def _finite(definitions: Schema) -> frozenset[str]:
 
 
 def _is_finite(schema: Any, known: frozenset[str]) -> bool:
-    """True if JSON of finite length can match ``schema``. ``known``: references known to have finite matches."""
+    """Return whether JSON of finite length can match ``schema``. ``known``: references with finite matches."""
     if not isinstance(schema, dict) or "enum" in schema or "const" in schema:
         return True
     if "$ref" in schema and schema["$ref"] not in known:

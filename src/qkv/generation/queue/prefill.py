@@ -1,14 +1,14 @@
-"""Chunked prefill: new texts are read in passes of bounded size, so that rows that decode meanwhile do not wait long.
+"""Chunked prefill: passes over new texts have a bounded size, so that rows that decode meanwhile do not wait long.
 
     admitted ── groups, in order ── one pass ─┬─ several groups, if they fit ─┬─ ready: joins the rows that decode
                                               ├─ some rows of a group         │
                                               └─ a chunk of one row ──────────┘
 
 A pass reads at most ``pass_size`` positions, padding included. The texts of one admission are a group: they become
-ready together. If several waiting texts share a prefix and the prefix cache can hold it, the first is read alone, and
-the others start from its cached state. A text that does not fit is read in chunks with its state passed along, which by
-the state contract gives the outputs of one pass. The exception is declared by the spec: a model whose outputs depend on
-the length of a prefix (``reads_prefix``) reads it in one pass.
+ready together. If several waiting texts share a prefix and the prefix cache has room for it, the first is read alone,
+and the others start from its cached state. A text that does not fit is read in chunks, with the state passed on from
+chunk to chunk, which gives the same outputs as one pass. An exception is a model whose outputs depend on the length of
+a prefix (``reads_prefix``): it reads the prefix in one pass.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from qkv.ops.native.step import MOST_VECTORS
 from qkv.state.tree import join, rows
 
 PASS = {"cpu": 512}
-"""Maximum number of positions of a pass by device type. More positions need more memory for activations and delay the
-tokens of rows that decode meanwhile; with far fewer, reading the weights takes longer than the matrix products.
+"""Maximum number of positions of a pass, by device type. More positions need more memory for activations and delay the
+tokens of rows that decode meanwhile. With far fewer, loading the weights takes longer than the matrix products.
 """
 _PASS_ELSEWHERE = 2048
 _ANOTHER_PASS = 64
-"""Minimum number of positions that an additional pass must save: reading the weights once more takes about as long as
-so many positions.
+"""Minimum number of positions that an additional pass must save, because loading the weights once more takes about as
+long as computing this many positions.
 """
 MOST_PASSES = 4
-"""Maximum number of prefill passes per step while more rows wait than decode. Waiting rows then join the batch soon,
-before the decoding rows are far ahead, and each token is delayed by at most so many passes.
+"""Maximum number of prefill passes per step while more rows wait than decode. Waiting rows then join the batch before
+the decoding rows are far ahead, and each token is delayed by at most this many passes.
 """
 
 
@@ -57,8 +57,8 @@ class DecodedRow:
 
     key: number by which the policy identifies the row.   tokens: ids of the text, prompt included.   prompt: number of
     prompt tokens. memory: (encoder output, row in it); None without an encoder. start: index of the first token that
-    the model sees.   read: number of tokens in the state or before ``start``. inputs: values of other inputs whose
-    placeholders are in the prompt.
+    the model sees.   read: number of first tokens that are in the state or before ``start``. inputs: values of the
+    inputs other than text, such as images, whose placeholders are in the prompt.
     """
 
     key: int
@@ -75,7 +75,7 @@ class DecodedRow:
 
     @property
     def unread_inputs(self) -> Mapping[str, Signal] | None:
-        """Values of other inputs if the state still lacks some of their positions, else None."""
+        """Values of the inputs other than text if the state still lacks some of their positions, else None."""
         return self.inputs if self.inputs and min(self.tokens[self.read : self.prompt], default=0) < 0 else None
 
     @property
@@ -109,7 +109,7 @@ class HeadInput(NamedTuple):
 
 
 class Logits(NamedTuple):
-    """Logits (M, V) after the latest positions of B rows, row by row. counts (B): number of lines of each row."""
+    """Logits (M, V) after the latest positions of B rows, row by row. counts (B): number of positions of each row."""
 
     values: Tensor
     counts: list[int]
@@ -122,7 +122,7 @@ class Logits(NamedTuple):
 
 @dataclass
 class Begun:
-    """Rows that have been read to their end.
+    """Rows whose texts have been read completely, with their state.
 
     last: input vector of the head at the last position of each row, (B, 1, D). state: decoding state of the rows.
     """
@@ -166,7 +166,7 @@ class Prefill:
     ):
         """``capacity``: fixed number of positions of a state; None grows by doubling.
 
-        prefixes: prefix cache from whose states texts may start. pages: store keys and values in pages.
+        prefixes: prefix cache, whose states texts may start from. pages: store keys and values in pages.
         """
         self.model, self.capacity, self.prefixes, self.pages = model, capacity, prefixes, pages
         self._most = pass_size(model.device)
@@ -230,8 +230,9 @@ class Prefill:
             self._end(several, state)
 
     def catch_up(self, decoding: int) -> None:
-        """Run one pass, and up to ``MOST_PASSES`` while more rows wait than decode. ``decoding``: number of rows that
-        decode, which these passes delay.
+        """Run one pass, and further ones, ``MOST_PASSES`` in all, while more rows wait than decode.
+
+        ``decoding``: number of rows that decode, which wait for these passes.
         """
         self.step()
         for _ in range(MOST_PASSES - 1):
@@ -246,7 +247,7 @@ class Prefill:
         return found
 
     def _look_up(self, texts: Sequence[DecodedRow]) -> None:
-        """Set ``read`` of rows that have not begun to the end of their cached prefix."""
+        """Set ``read`` of rows without a state to the length of their cached prefix."""
         for row in texts:
             shared = self._shared(row)
             row.read = row.start + (shared.length if shared else 0)
@@ -257,7 +258,7 @@ class Prefill:
         shared = self.prefixes.find(row.tokens)
         if shared is None or not row.inputs or min(row.tokens[shared.length :]) >= 0:
             return shared
-        return None  # values of other inputs are read together
+        return None  # inputs other than text are read in one pass
 
     def _merged(self, first: _Group) -> _Group:
         """Merge ``first`` with the groups after it that fit into the same pass; they become ready together."""
@@ -276,8 +277,8 @@ class Prefill:
         return first
 
     def _lends(self, first: _Group, others: Sequence[_Group]) -> bool:
-        """True if reading ``first`` alone and caching its state saves ``others`` more positions than the additional
-        pass costs, because they share a prefix with it.
+        """Return whether to read ``first`` alone and cache its state: ``others`` share a prefix with it, and need not
+        read so many positions that this outweighs the additional pass.
         """
         row, known = first.left[0], self.prefixes
         if len(first.left) > 1 or known is None or row.start or not self.model.rewindable:
@@ -292,13 +293,13 @@ class Prefill:
         return saved >= _ANOTHER_PASS
 
     def _kind(self, row: DecodedRow) -> int:
-        """Return the kind of a row; all rows of a pass have the same kind. 0: read from the start, 1: read from a
-        cached state, 2: read alone.
+        """Return the kind of a row; a pass reads rows of one kind. 0: read from the start of the context, 1: read from
+        a cached state, 2: read alone.
         """
         return 2 if row.unread_inputs or self._parting(row) else int(row.read > row.start)
 
     def _parting(self, row: DecodedRow) -> int | None:
-        """Return the number of tokens after which the state of a row is cached, because other texts diverge there; None
+        """Return the number of tokens after which the state of a row is cached because other texts diverge there; None
         if there is no such position.
         """
         if self.prefixes is None or row.start or row.unread_inputs:
@@ -306,7 +307,7 @@ class Prefill:
         return self.prefixes.parting(row.tokens, row.read)
 
     def _fitting(self, group: _Group) -> int:
-        """Return the number of first rows of a group that the next pass reads."""
+        """Return how many rows at the front of a group the next pass reads."""
         first = group.left[0]
         if group.begun is not None or self._kind(first) == 2:
             return 1
@@ -327,8 +328,8 @@ class Prefill:
         return reduce(join, [self.prefixes.take(shared) for shared in found])
 
     def _end(self, several: Sequence[DecodedRow], state: State) -> None:
-        """Record the texts of rows that have been read to their end, and cache their states if these can drop
-        positions; other states would serve only texts that continue the whole text.
+        """Record the texts of rows that have been read completely, and cache their states if these can drop positions;
+        other states would serve only texts that begin with the whole text.
         """
         if self.prefixes is not None:
             for row in several:
@@ -337,14 +338,14 @@ class Prefill:
                 self._keep(several, state)
 
     def _is_kept(self, row: DecodedRow) -> bool:
-        """True if the state after the latest chunk of a row is to be cached: after 1, 2, 4 … chunks, if later states
+        """Return whether to cache the state after the latest chunk of a row: after 1, 2, 4 … chunks, if later states
         cannot be rewound to it.
         """
         chunks = row.read // self._most
         return not self.model.rewindable and not chunks & (chunks - 1)
 
     def _keep(self, several: Sequence[DecodedRow], state: State) -> None:
-        """Add the states of rows to the prefix cache, as far as the rows have been read."""
+        """Add the states of rows to the prefix cache, each with the tokens that it has read."""
         for i, row in enumerate(several):
             if self.prefixes is not None and not row.start:
                 self.prefixes.keep(row.tokens[: row.read], state, i)
@@ -360,7 +361,7 @@ def forward(
     texts = [row.tokens[row.read :] if most is None else row.tokens[row.read : row.read + most] for row in read]
     counts, inputs = list(map(len, texts)), read[0].unread_inputs
     if inputs is not None:
-        assert len(read) == 1, "rows with values of other inputs are read alone"
+        assert len(read) == 1, "rows with inputs other than text are read alone"
         inputs = {name: signal.to(model.device) for name, signal in inputs.items()}
     signal = replace(Signal.of_rows(texts, model.device), prefix=prefix, inputs=inputs)
     vectors, after = model.features(signal, state)
@@ -390,9 +391,9 @@ def continued(model: Transformer, read: Sequence[DecodedRow], state: State) -> t
 
 
 def memory_of(read: Sequence[DecodedRow]) -> Memory | None:
-    """Return the encoder output of the rows, one row each; None without an encoder.
+    """Return the encoder output of the rows, in their order; None without an encoder.
 
-    If the rows are all rows of one memory, in order, that memory itself is returned.
+    If these are all rows of one encoder output, in order, it is returned without a copy.
     """
     found = [row.memory for row in read if row.memory is not None]
     if not found:

@@ -2,7 +2,7 @@
 examples, chats).
 
     text ── longest cached prefix ── copy of its state ── the rest is read
-      └─ read to its end, or written to its end ── a copy of its state is kept ── removed, least recently used first
+      └─ read or generated completely ── a copy of its state is cached ── removed, least recently used first
 
 A state that can drop positions (``rewindable``), such as that of attention, serves every text that shares a prefix with
 the cached text: the copy is truncated to the shared prefix. Any other state, such as that of a GRU or of a window,
@@ -10,7 +10,7 @@ serves only texts that begin with the whole cached text. It is therefore also ke
 1, 2, 4 … chunks of a long text, and where a text diverges from one that was read recently. From the third text on, the
 prefix that all share is then not read again.
 
-Models whose state depends on more than the tokens before it, with an encoder or with a prefix mask, have no cache.
+Models whose state depends on more than the earlier tokens, with an encoder or a prefix mask, have no prefix cache.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ from qkv.state.pages import paged
 from qkv.state.tree import nbytes, one_row, stores
 
 FEWEST = 16
-"""Minimum number of tokens of a shared prefix; a shorter one is read again, because a copy of its state takes as long.
-"""
+"""Minimum number of tokens of a shared prefix; reading a shorter one again takes no longer than copying its state."""
 COUNTS = 64
-"""Maximum number of bytes that a state takes for the position counts of one row."""
+"""Upper bound of the bytes that a state needs for the position counts of one row."""
 _RECENT = 64
-"""Number of latest texts whose tokens are remembered, to find where other texts diverge from them."""
+"""Number of latest texts whose tokens are stored, to find where later texts diverge from them."""
 
 
 @dataclass(eq=False)
 class KeptPrefix:
-    """State of one row after ``tokens``. pages: ``id`` of each of its pages -> bytes. apart: bytes outside of pages."""
+    """Cached state of one row after ``tokens``. pages: ``id`` of each page -> bytes. apart: bytes outside of pages."""
 
     tokens: list[int]
     state: State
@@ -61,24 +60,24 @@ class Prefixes:
         self.model, self.most, self.pages = model, most, pages
         self._limit = most
         self.lent: set[int] | None = None
-        """``id`` of each page that running texts hold until they end. Its bytes are counted for the running texts, not
-        for ``most``. None: the bytes of all pages are counted for ``most``.
+        """``id`` of each page that running texts hold until they end. Its bytes count as memory of the running texts,
+        not of the cache (``most``). None: all pages count for ``most``.
         """
         self.hits = self.tokens = 0
-        """Number of texts that started from a kept state, and number of their tokens that were not read again."""
+        """Number of texts that started from a cached state, and number of their tokens that were not read again."""
         self.nbytes = 0
-        """Bytes of all kept states, updated when one is added or removed; a page that several share counts once."""
+        """Bytes of all cached states, updated when one is added or removed; a page that several share counts once."""
         self._kept: list[KeptPrefix] = []
-        """Kept states, least recently used first."""
+        """Cached states, least recently used first."""
         self._pages: dict[int, int] = {}
-        """``id`` of each page of the kept states -> bytes."""
+        """``id`` of each page of the cached states -> bytes."""
         self._holders: Counter[int] = Counter()
-        """``id`` of each page -> number of kept states that hold it."""
+        """``id`` of each page -> number of cached states that hold it."""
         self._texts: deque[list[int]] = deque(maxlen=_RECENT)
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of all kept states without the pages of running texts (``lent``)."""
+        """Bytes of all cached states without the pages of running texts (``lent``)."""
         return self.nbytes - self._lent_bytes(self._pages)
 
     def _add(self, tokens: list[int], state: State) -> KeptPrefix:
@@ -92,7 +91,7 @@ class Prefixes:
         return new
 
     def _remove(self, kept: KeptPrefix) -> None:
-        """Remove a kept state."""
+        """Remove a state from the cache."""
         self._kept.remove(kept)
         self._holders.subtract(kept.pages.keys())
         free = [page for page in kept.pages if not self._holders[page]]
@@ -106,13 +105,13 @@ class Prefixes:
 
     @property
     def states(self) -> list[State]:
-        """All kept states."""
+        """All cached states."""
         return [kept.state for kept in self._kept]
 
     def find(self, tokens: Sequence[int]) -> SharedPrefix | None:
-        """Return the longest prefix of a text whose state is kept; None if it is too short.
+        """Return the longest cached prefix of a text; None if it has fewer than ``FEWEST`` tokens.
 
-        The last token of the text is never part of it, because that token must be read.
+        The prefix never includes the last token of the text, which must be read to predict the next one.
         """
         best = None
         for kept in reversed(self._kept):  # of equal lengths the latest, so that the others are removed first
@@ -133,10 +132,10 @@ class Prefixes:
         return state if length == len(kept.tokens) else self.model.rewind(state, torch.tensor([length]))
 
     def hold(self, tokens: Sequence[int]) -> int:
-        """Return the bytes of the kept state from which a text can start, without the pages of running texts; mark that
-        state as the most recently used.
+        """Return the bytes of the cached state from which a text can start, without the pages of running texts; mark
+        that state as the most recently used.
 
-        Return 0 if there is none, or if the text shares less than half of its tokens.
+        Return 0 if there is none, or if the text shares less than half of the state's tokens.
         """
         shared = self.find(tokens)
         if shared is None or 2 * shared.length < len(shared.kept.tokens):
@@ -152,7 +151,7 @@ class Prefixes:
 
     def parting(self, tokens: Sequence[int], read: int) -> int | None:
         """Return the number of tokens after which a text diverges from one that was read recently, at least ``FEWEST``
-        more than ``read``; None if the state there need not be kept.
+        more than ``read``; None if the state at this position need not be cached.
         """
         if self.model.rewindable or not self.most:
             return None
@@ -161,12 +160,12 @@ class Prefixes:
         return found if found >= read + FEWEST else None
 
     def saw(self, tokens: Sequence[int]) -> None:
-        """Remember the tokens of a text that is read."""
+        """Store the tokens of a text that was read, so that ``parting`` can compare later texts with it."""
         self._texts.append(list(tokens))
 
     def keep(self, tokens: Sequence[int], state: State, row: int) -> None:
-        """Keep a copy of the state of ``row`` after ``tokens``, unless a kept state serves the same texts or the copy
-        exceeds ``most``.
+        """Cache a copy of the state of ``row`` after ``tokens``, unless a cached state serves the same texts or the
+        copy exceeds ``most``.
         """
         if len(tokens) < FEWEST or self.most <= 0:
             return
@@ -184,12 +183,12 @@ class Prefixes:
                 self.lent |= {id(page) for store in paged(stores(new.state)) for page in store.full}
 
     def has_room(self, length: int) -> bool:
-        """True if a state after ``length`` tokens can be kept once other states are removed."""
+        """Return whether a state after ``length`` tokens can be cached, if necessary after removal of other states."""
         whole = self.model.room_bytes(length, 1, self.pages) + COUNTS + self.page_bytes(length)
         return self._needed(length) <= self.most and whole <= self._limit
 
     def _needed(self, length: int) -> int:
-        """Return the bytes that a state after ``length`` tokens counts for ``most``."""
+        """Return the bytes of a state after ``length`` tokens that count towards ``most``."""
         # With ``lent``, all pages but the last, which the running text still writes to, count for the running text.
         pages = self.page_bytes(length if self.lent is None else 1)
         return self.model.room_bytes(length, 1, self.pages) + COUNTS + pages
@@ -206,19 +205,19 @@ class Prefixes:
         return self.model.page_bytes(length) if self.pages else 0
 
     def _serves(self, known: Sequence[int], tokens: Sequence[int]) -> bool:
-        """True if the state after ``known`` serves all texts that a state after ``tokens`` serves."""
+        """Return whether texts that can start from the state after ``tokens`` can start from that after ``known``."""
         same = len(known) == len(tokens) or (self.model.rewindable and len(known) > len(tokens))
         return same and common(known, tokens) == len(tokens)
 
     def _room(self, length: int) -> int | None:
-        """Return the number of positions for which the buffers of a copy need room; None with segmentation, where
-        buffers do not hold positions.
+        """Return the number of positions that the buffers of a copy must have; None for a model with segmentation,
+        whose buffers are not indexed by position.
         """
         return length if self.model.segmentation is None else None
 
 
 def _bytes_of_pages(states: Sequence[State]) -> dict[int, int]:
-    """Return a map from ``id`` of each page of the states to its bytes."""
+    """Map the ``id`` of each page of the states to its bytes."""
     pages = (page for state in states for store in paged(stores(state)) for page in store.pages())
     return {id(page): page.data.nbytes for page in pages}
 
@@ -229,9 +228,7 @@ def shares(model: Transformer) -> bool:
 
 
 def common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the length of the common prefix, found by bisection; each comparison is of whole list slices, which is
-    fast.
-    """
+    """Return the length of the common prefix of two texts, found by bisection: comparisons of list slices are fast."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

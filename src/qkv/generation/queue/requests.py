@@ -3,25 +3,26 @@
     submit ── waiting, in order ── admitted while the budget allows ── a token per step ── finished
                     └─ cancelled or past the deadline ─┴──────────────────────────────────────┘
 
-Each request has its own settings, seed, stop strings, constraint and deadline. It gets the same tokens as it would
+Each request has its own settings, seed, stop strings, constraint and deadline. It yields the same tokens as if it ran
 alone, also with speculative decoding, up to the rounding of matrix products, which may vary with the batch size.
 
 Keys and values are stored in pages (``qkv.state.pages``) for branches whose kernel reads pages: a row holds the pages
-of its own positions, and they are never moved. All other states are slots of a batched buffer.
+of its own positions, and they are never moved. All other states are rows of a batched buffer.
 
-The budget bounds the bytes of the decoding states, copies included: rows that join, leave or grow have their slots
-copied, so that two states exist for a moment. For rows r = 1 … R that may reach n_r positions, n = max n_r, this is
+The budget is an upper bound of the bytes of the decoding states, copies included: when rows join, leave or grow, the
+buffers are copied, so that two states exist for a moment. For rows r = 1 … R that may reach n_r positions, n = max n_r,
+the states need
 
-    Σ_r p(n_r) - f + c R (s(n) + m e)    p: pages of a row    s: slots of a row with room for n positions    c = 2
-                                         m: longest source    e: bytes per position of a source
+    Σ_r p(n_r) - f + c R (s(n) + m e)    p: bytes of a row's pages    s: bytes of a row of the buffers with n positions
+                                         c = 2    m: longest source    e: bytes per position of a source
 
-f: bytes of the full pages that rows share now and hold until they end. It is 0 if the context of a running row may
-slide, because such a row is read again, and 0 for a model whose state cannot drop positions.
+f: bytes that are saved because rows share full pages now and hold them until they end. f = 0 if the context of a
+running row may slide, because such a row is read again, and f = 0 for a model whose state cannot drop positions.
 
 Proposed tokens are read at positions that the request may reach anyway. To undo rejected tokens in a state that cannot
-drop positions, a copy of it is kept, joined and selected from: c = 5 for such a model. A row of it and its copy also
-differ in the pages of the k tokens read since the copy: p(n_r) + p(k) + a page. A draft model has slots only, which are
-counted like those of the model.
+drop positions, a copy of it is stored, concatenated and indexed: c = 5 for such a model. A row and its copy also differ
+in the pages of the k tokens read since the copy: p(n_r) + p(k) + a page. A draft model has no pages; its buffers count
+like those of the model.
 
 A request waits while the bytes, with all running requests, exceed the budget. The rest of the budget can hold a prefix
 cache: states of texts that were read before, for texts with the same prefix (``qkv.generation.queue.prefixes``). These
@@ -56,21 +57,22 @@ from qkv.state.tree import nbytes, stores
 from qkv.tokenizers.tokenizer import Tokenizer
 
 Finish = Literal["stop", "length", "cancelled", "deadline", "refused", "failed"]
-"""Why a text ended.
+"""Reason why a text ended.
 
 "stop": an end token, a stop string or the constraint. "length": ``max_new_tokens``. "cancelled": by the caller.
 "deadline": it has passed. "refused": no token meets the constraint, or the constraint is too complex. "failed": an
-error of the model.
+error in the model.
 """
 
 
 @dataclass(frozen=True)
 class Request:
-    """Text to continue.
+    """Prompt to continue, with settings.
 
     prompt: token ids. source: token ids for the encoder of an encoder–decoder. alternatives, constraint: see
     ``Sampling.admit``; a text that ends at its maximum length may not match its constraint. deadline: seconds after
-    submission. inputs: values of other inputs whose placeholders are in the prompt, see ``Signal.inputs``.
+    submission. inputs: values of the inputs other than text, such as images, whose placeholders are in the prompt, see
+    ``Signal.inputs``.
     """
 
     prompt: Sequence[int]
@@ -83,7 +85,7 @@ class Request:
 
 
 class TextDelta(NamedTuple):
-    """New part of the text of a request, after one step.
+    """Text and tokens that one step has added to a request.
 
     number: number of the request. text: new text that is final; text that may be the start of a stop string, and the
     bytes of an incomplete character, are held back. tokens: sampled ids, without an end token. scores: one per token,
@@ -105,8 +107,8 @@ class QueueFull(UserError):
 
 @dataclass
 class _Waiting:
-    """Submitted request. until: time of its deadline. positions: maximum number of positions in its state. row: its row
-    in the sampler; None while it waits.
+    """Submitted request, waiting or running. until: time of its deadline. positions: maximum number of positions in its
+    state. row: its row in the sampler; None while it waits.
     """
 
     number: int
@@ -132,12 +134,13 @@ class RequestQueue:
         keep: int = 0,
         pages: bool = True,
     ):
-        """Create an empty queue, and set the model to evaluation mode. tokenizer: None for ids without text.
+        """Create an empty queue, and set the model to evaluation mode. tokenizer: None to return ids without text.
 
-        budget: bytes of decoding states, see above; None for no bound. max_batch: maximum number of running requests.
-        max_queue: maximum number of waiting requests. clock: time in seconds, for deadlines. speculator: proposes
-        tokens for all requests. keep: maximum bytes of the prefix cache, within the budget; see
-        ``qkv.generation.queue.prefixes``. pages: store keys and values in pages, for branches that can read pages.
+        budget: maximum bytes of decoding states, see the module; None for no limit. max_batch: maximum number of
+        running requests. max_queue: maximum number of waiting requests. clock: function that returns seconds, for
+        deadlines. speculator: proposes tokens for all requests. keep: maximum bytes of the prefix cache, within the
+        budget; see ``qkv.generation.queue.prefixes``. pages: store keys and values in pages, for branches that can
+        read pages.
         """
         self.model, self.tokenizer, self.clock = model.eval(), tokenizer, clock
         self.budget, self.max_batch, self.max_queue, self.speculator = budget, max_batch, max_queue, speculator
@@ -149,7 +152,7 @@ class RequestQueue:
         self._running: dict[int, _Waiting] = {}
         """Running requests by their row of the sampler."""
         self._ended: list[TextDelta] = []
-        """Text deltas of requests that ended outside of a sampling step."""
+        """Last deltas of requests that ended outside of a sampling step, for the next ``step`` to return."""
         self._numbers = itertools.count()
         self._source_bytes = _bytes_per_source_position(model)
 
@@ -181,7 +184,7 @@ class RequestQueue:
         """
         if len(self._waiting) >= self.max_queue:
             raise QueueFull(
-                f"{len(self._waiting)} requests wait, and the queue holds {self.max_queue}; try again later"
+                f"{len(self._waiting)} requests wait, and the queue has room for {self.max_queue}; try again later"
             )
         self._check(request)
         until = None if request.deadline is None else self.clock() + request.deadline
@@ -191,14 +194,14 @@ class RequestQueue:
         needed = self._needed([new])
         if self.budget is not None and needed > self.budget:
             raise UserError(
-                f"the request needs {needed:,} bytes of state for {new.positions} positions, "
-                f"and the budget is {self.budget:,}; ask for fewer tokens or give a shorter prompt"
+                f"the request needs {needed:,} bytes of memory for {new.positions} positions, "
+                f"but the budget is {self.budget:,}; ask for fewer tokens or shorten the prompt"
             )
         self._waiting.append(new)
         return new.number
 
     def cancel(self, number: int) -> None:
-        """End a request and free its state; nothing happens if it has ended."""
+        """End a request and free its state; do nothing if it has ended already."""
         self._end([each for each in self._all() if each.number == number], "cancelled")
 
     def step(self) -> list[TextDelta]:
@@ -261,7 +264,7 @@ class RequestQueue:
         return needed
 
     def _page_bytes(self, request: _Waiting) -> int:
-        """Return the maximum bytes of the pages of a request, those of the copy before its proposals included."""
+        """Return the maximum bytes of a request's pages, including a copy of its state made before proposals."""
         if not self.pages:
             return 0
         found = self.model.page_bytes(request.positions)
@@ -272,7 +275,7 @@ class RequestQueue:
         return found + self.model.page_bytes(min(between, request.positions)) + self.model.page_bytes(1)
 
     def _positions(self, request: Request) -> int:
-        """Return the maximum number of positions in the state of a request."""
+        """Return the maximum number of positions that the state of a request may reach."""
         needed = _most_tokens(request)
         return needed if self.model.limit is None else min(needed, self.model.limit)
 
@@ -289,7 +292,7 @@ class RequestQueue:
         return sampling
 
     def _admit(self) -> None:
-        """Admit waiting requests, and bound the prefix cache by the rest of the budget."""
+        """Admit waiting requests, and limit the prefix cache to the rest of the budget."""
         if self.budget is None:
             self._admit_waiting(None)
             return
@@ -305,7 +308,7 @@ class RequestQueue:
     def _lasting_pages(self) -> list[MemoryPage] | None:
         """Return the full pages that running requests hold until they end, a shared page once for each request.
 
-        ``_needed`` counts them for each request, too. Return None if a request may release pages before it ends.
+        ``_needed`` also counts them once for each request. Return None if a request may release pages before it ends.
         """
         if not self.model.rewindable or any(map(self._slides, self._running.values())):
             return None
@@ -325,11 +328,10 @@ class RequestQueue:
                 self._ended.append(TextDelta(first.number, finished="failed", error=_sentence(error)))
 
     def _fits(self, first: _Waiting, most: int) -> bool:
-        """True if a request fits into ``most`` bytes together with the running requests and the cached prefix state
-        from which it starts.
+        """Return whether a request fits into ``most`` bytes together with the running requests and with the cached
+        prefix from which it starts.
 
-        Otherwise that state would have to be removed, and the pages that the request shares with it would count for the
-        request alone.
+        The prefix counts because, if it were removed, the request would need the shared pages for itself.
         """
         needed = self._needed([first, *self._running.values()])
         held = self.prefixes.hold(first.request.prompt) if self._running and self._page_bytes(first) else 0
@@ -352,7 +354,7 @@ class RequestQueue:
         return self.model.encode(Signal(torch.tensor([list(source)], device=self.model.device)))
 
     def _piece(self, own: _Waiting, drawn: Sequence[Drawn]) -> TextDelta:
-        """Return the new part of the text of a running request, whose row has sampled the tokens ``drawn``."""
+        """Return the delta of a running request whose row has sampled the tokens ``drawn``; remove it if it ended."""
         assert own.row is not None
         end, kept, text, finished = self._sampling.ends.get(own.row), list[Drawn](), "", None
         for each in drawn:
@@ -378,7 +380,7 @@ class RequestQueue:
         del self._running[own.row]
 
     def _end(self, requests: Sequence[_Waiting], finished: Finish) -> None:
-        """End requests, and record a last delta of each, with the text that was held back."""
+        """End requests, and record a last delta of each, with the text that its writer still holds back."""
         for own in requests:
             if own.row is None:
                 self._waiting.remove(own)

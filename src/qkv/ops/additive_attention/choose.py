@@ -10,12 +10,12 @@ from qkv.ops.linear.choose import linear
 from qkv.ops.selection.choices import Choice, choose
 from qkv.ops.selection.counting import Unseen, declares
 
-# Number of tanh values above which the backward pass recomputes them, and takes about 10 % longer.
+# Above this number of tanh values, the backward pass recomputes them to save memory, which takes about 10 % longer.
 _LARGEST = 1 << 26
 
 
 def additive_keys(memory: Tensor, w_k: Tensor) -> Tensor:
-    """Project a memory once per sequence, W_k m: memory (B, M, Dk), w_k (A, Dk) -> keys (B, M, A)."""
+    """Project a memory to keys W_k m, once per sequence: memory (B, M, Dk), w_k (A, Dk) -> keys (B, M, A)."""
     return linear(memory, w_k)
 
 

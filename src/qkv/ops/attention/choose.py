@@ -41,14 +41,14 @@ TWINS: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionProblem], Tensor]] =
     "top k": top_k.attention,
     "after a past": after_past.attention,
 }
-# Number of booleans of the largest dense mask that is built.
+# Largest number of elements of a dense boolean mask; larger problems run by blocks.
 _LARGEST_MASK = 1 << 24
-# Below this many multiplications no implementation is selected by timing.
+# Number of (head, query, key) triples below which a problem is too small for a timing.
 _SMALLEST = 1 << 16
 _LONGEST_TIMED = 1024
 _PAST = 256
 """Minimum number of past positions in the timing sample of attention after a past."""
-# Largest number of scores of all rows and heads for which storing them is worth the memory.
+# Largest number of scores, over all rows and heads, for which an implementation that stores them is considered.
 _MOST_SCORES = 1 << 25
 
 
@@ -80,7 +80,7 @@ def choice(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Choice
         return _fixed(
             "top k",
             "top k",
-            "the largest are selected from all visible scores; none is skipped or streamed, also under a window",
+            "the k largest of all visible scores are selected, so all scores are computed, even under a window",
         )
     if problem.softcap is not None:
         return _soft_capped(problem, num_queries)
@@ -127,7 +127,7 @@ def _soft_capped(problem: AttentionProblem, num_queries: int) -> Choice:
 
 
 def _plain(q: Tensor, v: Tensor, problem: AttentionProblem) -> Choice:
-    """Choose for plain self-attention: by timing, if several implementations apply and the problem is large enough."""
+    """Select the implementation of causal or full self-attention, by timing if the problem is large enough."""
     if (
         q.device.type != "cpu"
         or problem.dropout
@@ -139,7 +139,7 @@ def _plain(q: Tensor, v: Tensor, problem: AttentionProblem) -> Choice:
 
 
 def _sees_a_band(problem: AttentionProblem, num_queries: int, num_keys: int) -> bool:
-    """True if the mask, such as a window, hides at least two thirds of the (query, key) blocks."""
+    """Return whether the mask, such as a window, hides at least two thirds of the (query, key) blocks."""
     if not problem.sites.aligned or num_queries < 4 * banded.BLOCK:
         return False
     found = banded.bands(problem.mask, num_queries, num_keys)
@@ -148,7 +148,7 @@ def _sees_a_band(problem: AttentionProblem, num_queries: int, num_keys: int) -> 
 
 
 def _is_plain(problem: AttentionProblem, num_queries: int, num_keys: int) -> bool:
-    """True for causal or full self-attention without ALiBi, an added bias or cached keys."""
+    """Return whether this is causal or full self-attention without ALiBi, an added bias or cached keys."""
     sites = problem.sites
     if problem.slopes is not None or problem.added is not None or not sites.aligned or num_queries != num_keys:
         return False
@@ -156,7 +156,7 @@ def _is_plain(problem: AttentionProblem, num_queries: int, num_keys: int) -> boo
 
 
 def _follows_a_past(q: Tensor, v: Tensor, problem: AttentionProblem) -> bool:
-    """Return whether this is causal attention of a later chunk of a row, as in reading a long prompt in chunks."""
+    """Return whether this is causal attention of new positions after cached ones, as in chunked prefill."""
     plain = problem.slopes is None and problem.added is None and not problem.dropout
     return (
         (plain and q.shape[3] == v.shape[3] and problem.sites.aligned and sdpa.is_causal_here(problem))
@@ -168,10 +168,13 @@ def _follows_a_past(q: Tensor, v: Tensor, problem: AttentionProblem) -> bool:
 
 
 def _past(q: Tensor, v: Tensor) -> Choice:
-    """Choose for a chunk of queries after a past; timed once per number of queries, rounded up to a power of two."""
+    """Select the implementation for several queries after cached keys.
+
+    The choice is timed once for each number of queries, rounded up to a power of two, at most 1,024.
+    """
     name, plain = "causal, after a past", "after a past" if q.shape[2] >= after_past.FEWEST else "sdpa"
     if not native.suits(q, v):
-        return _fixed(name, plain, "two passes without a mask: earlier keys, and own ones")
+        return _fixed(name, plain, "two passes without a mask tensor: over the cached keys, then over the new keys")
     size = min(1 << (q.shape[2] - 1).bit_length(), _LONGEST_TIMED)
     dtype, past = q.dtype, max(size, _PAST)
     case = f"{name}, {str(dtype).removeprefix('torch.')}, {size} positions"
@@ -190,9 +193,10 @@ def _past(q: Tensor, v: Tensor) -> Choice:
 
 
 def _timed(dtype: torch.dtype, length: int, training: bool, by_kernel: bool) -> Choice:
-    """Choose for plain attention; timed once per ``length``, rounded up to a power of two, at most 1,024.
+    """Select the implementation of causal or full self-attention by timing.
 
-    by_kernel: True if the native kernel is a candidate.
+    The choice is timed once for each ``length``, rounded up to a power of two, at most 1,024. by_kernel: True if the
+    native kernel is a candidate.
     """
     case, size = _case(dtype, length, training, by_kernel)
     return chosen("attention", case) or choose(
@@ -212,7 +216,7 @@ def _case(dtype: torch.dtype, length: int, training: bool, by_kernel: bool) -> t
 
 
 def _timed_irregular(dtype: torch.dtype, length: int, training: bool) -> Choice:
-    """Choose "sdpa" or "products" for arbitrary masks; timed once per ``length``, rounded up to a power of two."""
+    """Select "sdpa" or "products" for arbitrary masks; timed once per ``length``, rounded up to a power of two."""
     size = min(1 << (length - 1).bit_length(), _LONGEST_TIMED)
     precision = str(dtype).removeprefix("torch.")
     case = f"any mask, {'training' if training else 'inference'}, {precision}, {size} positions"

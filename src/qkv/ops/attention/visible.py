@@ -1,4 +1,4 @@
-"""Count of the visible (query, key) pairs of a mask, from its predicate, without building the whole matrix."""
+"""Number of (query, key) pairs that a mask shows, counted block by block without building the whole matrix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _MOST = 1 << 22
 
 @lru_cache(maxsize=256)
 def visible_pairs(mask: Mask, num_queries: int, num_keys: int) -> int:
-    """Count visible pairs of the last ``num_queries`` of ``num_keys`` positions; an unknown prefix is half a row."""
+    """Count the pairs that the last ``num_queries`` of ``num_keys`` positions see.
+
+    A mask with a prefix length per row is counted with prefixes of half a row.
+    """
     offset = num_keys - num_queries
     if mask.sees_all(Span(offset, num_keys - 1, 0, num_keys - 1)):
         return num_queries * num_keys
@@ -46,7 +49,7 @@ def _seen(mask: Mask, queries: Tensor, keys: slice, length: int) -> int:
 
 
 def scores(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Unseen:
-    """Declare ``Unseen`` of an attention call; shapes as in ``reference``. Unaligned sites count as aligned."""
+    """Return the costs of an attention call for ``declares``; shapes as in ``reference``. Sites count as aligned."""
     rows, num_queries, num_keys = q.shape[:2].numel(), q.shape[2], k.shape[2]
     pair, every = 2 * rows * (q.shape[3] + v.shape[3]), num_queries * num_keys
     mask, full = problem.mask, problem.sites.full

@@ -37,7 +37,7 @@ def _scores(maps: Maps, v: Tensor, chunk: int, causal: bool, real: object = None
 
 @declares(_scores)
 def whole(maps: Maps, v: Tensor, chunk: int, causal: bool, real: Tensor | None = None) -> Tensor:
-    """Compute o (B, N, E) of whole rows.
+    """Compute o (B, N, E) of whole rows, without cached keys and values.
 
     real (B, N): False at padding, where keys and values are 0; None: no padding.
     """
@@ -65,7 +65,7 @@ def whole(maps: Maps, v: Tensor, chunk: int, causal: bool, real: Tensor | None =
 
 
 def step(maps: Maps, keys: Maps, v: Tensor, sums: Tensor, slots: Tensor, first: Tensor, chunk: int) -> Tensor:
-    """Compute o (B, N, E) of N <= C new positions, which start anywhere in a chunk, from cached keys and values.
+    """Compute o (B, N, E) of N <= C new positions, from cached keys and values; they may start within a chunk.
 
     maps: queries and keys of the new positions. keys (B, M, S), v (B, M, E): of the slots of a row's current chunk and
     the next chunk; 0 in empty slots. sums (B, S, E): Σ_j k'_j^T v_j of all earlier chunks. slots (B, N): slot of each

@@ -24,13 +24,13 @@ TWINS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
 # Number of weights below which a product takes microseconds, and call overhead outweighs a faster kernel.
 SMALLEST = 1 << 14
 _SMALLEST_ROW = 1 << 18
-# In training, oneDNN's three products are called from Python, torch's from C++. Below the first size this overhead
-# exceeds the gain, and below the second it is not negligible, so that small products are a case of their own.
+# In training, oneDNN's three products are called from Python, torch's from C++. For fewer weights than the first number
+# this overhead exceeds the gain; for fewer than the second it matters, so that small products are timed separately.
 _SMALLEST_TRAINED = 1 << 15
 _SMALL = 1 << 17
 _FEW_ROWS = 64
 _LARGE = 1 << 28
-"""Number of multiplications from which many rows are a separate case, since products that fit no cache differ."""
+"""Number of multiplications from which "many rows, large" is timed: operands exceed the processor's caches."""
 _ON_COLD_ROWS = 8
 """Number of rows up to which reading the weights from memory takes most of the time."""
 # (rows, inner width, outer width) of the sample that is timed for each case.
@@ -78,7 +78,7 @@ def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None = None)
 
 
 def kind_of(rows: int, size: int) -> str:
-    """Return the timing case of a product of several ``rows`` with a weight of ``size`` numbers, without gradients."""
+    """Return the kind of a product without gradients: ``rows`` > 1 of x, and a weight of ``size`` numbers."""
     if rows <= _ON_COLD_ROWS:
         return "up to 8 rows"
     if rows <= _FEW_ROWS:
@@ -119,7 +119,7 @@ def row_choice(inner: int, outer: int, transposed: bool = False) -> Choice:
 
     def decide() -> Choice:
         if size < _SMALLEST_ROW:
-            return Choice("linear", case, "torch", "too small for the path to matter")
+            return Choice("linear", case, "torch", "too small for the choice to matter")
         weights = [_ones(outer, inner, transposed) for _ in range(-(-_COLD // size))]
         runs = {name: _each(TWINS[name], torch.ones(1, inner), weights) for name in _candidates(_ONE, transposed)}
         return _decided(case, runs, f"forward, {len(weights)} times")
@@ -138,10 +138,10 @@ def _ones(outer: int, inner: int, transposed: bool) -> Tensor:
 
 
 def _known(kind: str) -> list[str]:
-    """Return the names of implementations that a cached choice may name.
+    """Return the names of the implementations that are accepted from the cache of choices.
 
-    Whether torch's own implementations, oneDNN included, run here is not tested: that needs products, and the caller
-    may be counting costs on meta tensors.
+    No test whether those of torch and oneDNN run here: it would compute products while costs are counted on meta
+    tensors.
     """
     return [name for name in TWINS if name != "native" or (kind not in _CHAINS and native.available())]
 
@@ -168,7 +168,7 @@ def _decided(case: str, runs: dict[str, Callable[[], object]], what: str) -> Cho
 def _each(
     twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: list[Tensor]
 ) -> Callable[[], object]:
-    """Return a function to time, which multiplies x by each of ``weights`` with ``twin``."""
+    """Return a function for the timing, which multiplies x by each of ``weights`` with ``twin``."""
 
     def run() -> None:
         with torch.no_grad():
@@ -181,7 +181,7 @@ def _each(
 def _chain(
     twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: list[Tensor]
 ) -> Callable[[], object]:
-    """Return a function to time, which applies ``weights`` to x in sequence with ``twin``, and computes gradients."""
+    """Return a function for the timing, which applies ``weights`` to x in sequence, and computes gradients."""
     x, weights = x.detach().requires_grad_(), [weight.detach().requires_grad_() for weight in weights]
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Choice of the precision of matrix products where bf16 is allowed: bf16 if it is faster on this device, else fp32.
+"""Precision of matrix products if the user allows bf16: bf16 if it is faster on this device, else fp32.
 
 A processor without bf16 instructions emulates them, at up to a hundred times the time of fp32 and with the same
 rounding.

@@ -1,4 +1,4 @@
-"""Native products y = x W^T + b."""
+"""Matrix products y = x W^T + b and activations by the native library, which is compiled from C++."""
 
 from __future__ import annotations
 

@@ -167,7 +167,10 @@ class Steps:
         self._held: tuple[list[ref[Tensor]], ctypes.Array[_Store]] = [], (_Store * 0)()
 
     def embed(self, table: Matrix, positions: Tensor | None = None, offset: int = 0) -> None:
-        """Start with x = E[token] + P[position + ``offset``]. table: E (V, D); positions: P (L, D) in fp32, or None."""
+        """Set the embedding x = E[token] + P[position + ``offset``], with which the step begins.
+
+        table: E (V, D); positions: P (L, D) in fp32, or None.
+        """
         self._embedding = _Embedding(table=table.described(), positions=_address(positions), offset=offset)
 
     def multiply(
@@ -180,10 +183,10 @@ class Steps:
         gated: bool = False,
         adds: bool = False,
     ) -> None:
-        """Append the product ``to`` = W f(``origin``) + b, or ``to`` += W f(``origin``) + b.
+        """Append the product ``to`` = W f(``origin``) + b, or ``to`` += W f(``origin``) + b, of two buffers.
 
-        It is added with ``adds`` and if ``to`` is the residual stream. f: ``norm``, ``activation`` or the identity;
-        with ``gated``, the input is (a, b) and f is activation(a) ⊙ b.
+        The product is added (+=) if ``adds`` is true or ``to`` is the residual stream. f: ``norm``, ``activation`` or
+        the identity; with ``gated``, the input is (a, b) and f is activation(a) ⊙ b.
         """
         step = self._reading(origin, to, norm, activation)
         step.product, step.gated = matrix.described(), gated
@@ -235,7 +238,7 @@ class Steps:
         x: Tensor | None = None,
         tokens: Sequence[int] = (),
     ) -> Tensor:
-        """Run all steps for the M new positions of all rows, row by row; return buffer ``wanted``, (M, width), in fp32.
+        """Run all steps for M new positions, row by row; return the buffer with the index ``wanted``, (M, width), fp32.
 
         stores: one KV cache per attention, in order. past (B): number of positions already in the caches. counts (B):
         number of new positions, whose keys and values are written to the caches. x (M, D): initial residual stream;

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class PackedMatrix(NamedTuple):
-    """Matrix W (O, I) in ``bits`` 16, 8 or 4.
+    """Matrix W (O, I), quantised to 16, 8 or 4 ``bits`` per weight.
 
     stored, 16 bits: (O, I) in bf16. 8 bits: (T, B, 8, 16, 4) in int8: T tiles of 16 rows, B blocks of 32 weights, 8
     groups of 4 weights in a block, 16 rows, 4 weights. 4 bits: (T, B, 4, 16, 4) in uint8. Byte i < 16 of a block and

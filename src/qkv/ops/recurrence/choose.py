@@ -17,8 +17,8 @@ _ROWS, _POSITIONS, _WIDTH = 8, 16, 128
 _GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 
 
-# Operators per position, in calls from Python that take as long: torch's loop calls them from C++, and the LSTM on the
-# CPU is one operator.
+# Overhead per position, as the number of operator calls from Python that take as long: torch's loop over positions is
+# in C++, and the LSTM on the CPU is one operator.
 _CALLS = {"rnn": 3, "gru": 8, "lstm": 1}
 
 

@@ -27,7 +27,7 @@ def recur(cell: str, x: Tensor, state: Memory, weights: Weights) -> tuple[Tensor
     given = F.linear(x.transpose(0, 1), w, b).flatten(0, 1)
     before = given.sum().expand(
         len(given), u.shape[1]
-    )  # the states before each position: with a gradient, and without memory
+    )  # in place of the state before each position: it has a gradient, but needs no memory
     h = _CELLS[cell](given, torch.addmm(c, before.to(u.dtype), u.t()), before)
     hs = h.view(x.shape[1], x.shape[0], -1)
     return hs.transpose(0, 1), tuple(hs[-1] for _ in state)

@@ -51,8 +51,8 @@ Assumption = Callable[[str, str, Collection[str]], str | None]
 
 
 class ChoiceTable:
-    """Choices by (op, case), of one run or of all else in the process. If several processes train a run, all take the
-    measured choices of the first.
+    """Choices by (op, case). Each run has a table, and everything else in the process shares one. If several processes
+    train a run together, all use the choices that the first process measured.
     """
 
     def __init__(self, world: World = ALONE):
@@ -96,7 +96,7 @@ class _AssumedTable(ChoiceTable):
         return self._below
 
     def choose(self, op: str, case: str, decide: Callable[[], Choice], among: Collection[str]) -> Choice:
-        """Return the choice for (op, case) by the assumption, or as decided without timing."""
+        """Return the implementation that the assumption names; if it names none, call ``decide``."""
         twin = self._assumption(op, case, among)
         return decide() if twin is None else Choice(op, case, twin, "assumed")
 
@@ -108,7 +108,10 @@ _traced = _process
 
 
 class using:
-    """Context manager in which ops choose by ``table``; it can be entered again, also in another thread."""
+    """Context manager in which operations read and store choices in ``table``.
+
+    It may be entered several times, also in other threads.
+    """
 
     def __init__(self, table: ChoiceTable):
         self._table, self._before = table, list[tuple[Token[ChoiceTable], ChoiceTable]]()
@@ -128,7 +131,7 @@ class using:
 
 
 def table() -> ChoiceTable:
-    """Return the table by which ops choose here: that of the run in progress, else that of the process."""
+    """Return the table of choices in use: the table of the current run, else the table of the process."""
     return _traced if torch.compiler.is_compiling() else _table.get()
 
 
@@ -150,7 +153,7 @@ def by_reference() -> bool:
 
 
 def chosen(op: str, case: str) -> Choice | None:
-    """Return the choice for (op, case) made earlier, or None; a lookup of 0.3 µs, for frequent calls."""
+    """Return the earlier choice for (op, case), or None if there is none; takes 0.3 µs, for frequent calls."""
     return table().choices.get((op, case))
 
 
@@ -213,11 +216,11 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 def made(op: str, case: str) -> str | None:
-    """Return the name of the implementation chosen for (op, case), whatever is assumed; None if none was chosen."""
+    """Return the name of the implementation chosen for (op, case), ignoring ``assuming``; None if none was chosen."""
     choice = table().stored.choices.get((op, case))
     return None if choice is None else choice.twin
 
 
 def all_choices() -> list[Choice]:
-    """Return all choices made so far by the run in progress, else by the process, in order."""
+    """Return all choices made so far in the current run, or in the process if there is no run, in order."""
     return list(table().stored.choices.values())

@@ -25,7 +25,7 @@ _read: dict[Path, dict[str, dict[str, Any]]] = {}
 
 
 def environment() -> dict[str, Any]:
-    """Return all that timings depend on besides op and case: versions, processor, settings, threads, native code."""
+    """Return everything else that timings depend on: versions, processor, settings, threads, native libraries."""
     try:
         qkv = version("qkv")
     except PackageNotFoundError:  # imported from source, not installed

@@ -23,12 +23,12 @@ T = TypeVar("T")
 class Unseen(NamedTuple):
     """Costs of one call that a run on meta tensors cannot count.
 
-    stored: bytes of all attention weights, if they were stored; 0: the operation is not attention.
-    full: FLOPs of the products for all pairs; None: the FLOPs that are computed.
+    stored: bytes that all attention weights would take if they were stored; 0: the operation is not attention.
+    full: FLOPs of the products for all (query, key) pairs; None: equal to the FLOPs that are computed.
     hidden: function from the computed FLOPs to the FLOPs of pairs that the mask hides; called after the run, so it must
     hold no tensors.
-    calls: number of small operators of a loop over positions, in calls from Python that take as long; a counting run
-    computes all positions at once.
+    calls: overhead of a loop over positions, as the number of operator calls from Python that take as long; a run that
+    counts costs computes all positions at once.
     """
 
     stored: int = 0
@@ -38,7 +38,7 @@ class Unseen(NamedTuple):
 
 
 Observer = Callable[[Callable[[], Any], Unseen], Any]
-"""(operation, its declaration) -> the operation's result."""
+"""Function (operation without arguments, its declared costs) -> result of the operation."""
 _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 _HOPELESS, _LONG = 8.0, 0.1
-"""Bounds (factor over the best time so far, seconds): a candidate whose first run exceeds both is not run again.
+"""Bounds (multiple of the best time so far, seconds): a candidate whose first run exceeds both is not run again.
 
-Below these seconds, a slow first run may be due to kernel compilation of tens of milliseconds.
+A first run that is shorter may be slow only because it compiles a kernel, which takes tens of milliseconds.
 """
 _NEAR = 2.0
 """Candidates within this factor of the fastest are timed again."""

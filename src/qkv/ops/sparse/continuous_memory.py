@@ -1,4 +1,4 @@
-"""Continuous memory (∞-former, Martins et al. 2022): past vectors as a signal in basis functions, read by densities.
+"""Continuous memory (∞-former, Martins et al. 2022): a signal in basis functions, read by a density per query.
 
     X̄(t) = Bᵀ ψ(t)      ψ_j(t) = exp(-(t - c_j)² / 2 s²)      B = (F Fᵀ + λ I)⁻¹ F X,  F = [ψ(t_1), ψ(t_2), …]
     E_p[ψ_j] = s / √(s² + σ²) · exp(-(μ - c_j)² / 2 (s² + σ²))      p = N(μ, σ²), by the product of two Gaussians
@@ -55,8 +55,8 @@ class Density(NamedTuple):
 def fit(num_basis: int, width: float, segment: int, samples: int, contraction: float, ridge: float) -> Fit:
     """Compute the matrices of the regression, float64 on the CPU. ``width``: s.
 
-    The map of old coefficients is divided by its growth per segment if the growth exceeds 1, so that no signal grows
-    without bounds. This can happen for a small λ and few samples.
+    If repeated contraction would make the old signal grow, as with a small λ and few samples, its map is divided by
+    the growth per segment.
     """
     centres = (np.arange(num_basis) + 0.5) / num_basis
     times, old = (np.arange(segment) + 0.5) / segment, (np.arange(samples) + 0.5) / samples

@@ -173,7 +173,9 @@ class Worker:
         Raises ``QueueFull``, and the exceptions of ``function``.
         """
         if len(self._calls) >= self._max_calls:
-            raise QueueFull(f"{len(self._calls)} calls wait, and the queue holds {self._max_calls}; try again later")
+            raise QueueFull(
+                f"{len(self._calls)} calls wait, and the queue has room for {self._max_calls}; try again later"
+            )
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls.append(_Call(function, future))
         self._commands.put(lambda: None)  # wakes the thread

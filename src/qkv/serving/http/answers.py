@@ -69,7 +69,9 @@ async def answer(http: HttpRequest, asked: AskedTexts) -> Response:
     """
     begun, most = time.monotonic(), asked.model.limits.queue
     if len(asked.requests) > most:
-        raise ApiError(f"{len(asked.requests)} texts are asked for, and the queue holds {most}", code="invalid_value")
+        raise ApiError(
+            f"{len(asked.requests)} texts are asked for, and the queue has room for {most}", code="invalid_value"
+        )
     mailbox = await unless_dropped(http, asked.model.worker.submit(asked.requests))
     watched = asked.metrics.watched(asked.model.name, asked.read, mailbox, begun)
     if asked.body.stream:

@@ -1,4 +1,4 @@
-"""Window attention by blocks of queries: the fused kernel on each block's band of visible keys and the sinks.
+"""Window attention by blocks of queries: torch's fused kernel reads each block's visible keys, sink keys included.
 
 Cost and memory are linear in N: for a window of W and query blocks of C, N / C products of C × (C + W + sinks).
 The fused kernel has no soft cap; with a soft cap, ``products`` is used instead.

@@ -28,7 +28,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Ten
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Return (O, log-sum-exp of each query's scores). K/V heads must equal query heads."""
+    """Return (O, log-sum-exp of each query's scores). Requires as many K/V heads as query heads."""
     with allowed():
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
 

@@ -36,7 +36,7 @@ class Places:
     consecutive: bool
 
     def picked(self) -> Tensor:
-        """Return a mask (B or 1, g): True where ``index`` is a global token, False where it fills up a row."""
+        """Return a mask (B or 1, g): True where ``index`` names a global token, False where it only fills up a row."""
         return self.chosen.gather(1, self.index)
 
 
@@ -58,13 +58,13 @@ def taken(x: Tensor, index: Tensor) -> Tensor:
 
 
 def place(chosen: Tensor, count: int, sites: Sites, consecutive: bool) -> Places:
-    """Build ``Places`` with the global tokens ``chosen`` (B or 1, N). ``count``: their largest number per row, g."""
+    """Build ``Places`` with the global tokens ``chosen`` (B or 1, N). ``count``: g, their maximum number in a row."""
     index = chosen.long().argsort(dim=1, descending=True, stable=True)[:, :count]
     return Places(sites, chosen, index, consecutive)
 
 
 def _scores(q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, *others: object) -> Unseen:
-    """Declare the FLOPs of computed pairs that are neither in a window nor global as hidden."""
+    """Declare costs for the cost count: pairs that are computed, but neither in a window nor global, are hidden."""
     rows, count, chosen = q.shape[:2].numel(), q.shape[2], places.index.shape[1]
     pair = 2 * rows * (q.shape[3] + v.shape[3])
     near = [min(count, i + window + 1) - max(0, i - window) for i in range(count)]

@@ -1,6 +1,6 @@
 """Selection of the top-k scores of each query, with ties broken by the position of the key.
 
-    S = {s_j : s_j > t + ε} ∪ the first of {s_j : |s_j - t| <= ε} by position, k in all
+    S = {s_j : s_j > t + ε} ∪ the first of {s_j : |s_j - t| <= ε} by position, with |S| = k
 
 t: k-th largest score; ε: rounding tolerance.
 

@@ -19,7 +19,7 @@ _TYPES = (torch.float32, torch.bfloat16)
 
 
 def suits(q: Tensor, v: Tensor) -> bool:
-    """Return whether the kernel can compute attention for these queries and values on this machine, in this context."""
+    """Return whether the kernel supports these dtypes and widths, and runs here: no gradients, no compilation."""
     return (
         not torch.compiler.is_compiling()
         and library.readable(q)
