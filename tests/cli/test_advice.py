@@ -41,7 +41,7 @@ def test_a_run_that_stopped_improving_needs_rows_or_a_published_encoder(task: st
 
 def test_a_run_that_did_not_fit_its_training_rows_needs_a_stronger_model() -> None:
     found = advice(run_of(recipe_for("classification", training={"minutes": 2}), 20, loss=0.95))
-    assert found.startswith("the training rows are not fitted, so the model is too weak rather than the rows too few")
+    assert found.startswith("the model does not even fit the training rows, so it is too weak")
     assert found.endswith("qkv train classify --data table.jsonl --minutes 6 --out runs/mine-longer")
 
 

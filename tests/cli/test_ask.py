@@ -129,5 +129,5 @@ def test_the_function_answers_as_the_command(run: Path) -> None:
     assert found["probabilities"] == pytest.approx(answer_of(run, "the fox", ["dog", "fox"]), rel=1e-5)
     (generated,) = qkv_ask(run, [{"text": "the dog"}], template="{text} is {label};")
     assert generated["probabilities"] is None
-    with pytest.raises(UserError, match="example 0 has no 'label'; give each example one"):
+    with pytest.raises(UserError, match="example 0 has no 'label'; give each example a label"):
         qkv_ask(run, ["the fox"], [{"text": "a"}])

@@ -108,7 +108,7 @@ def test_precisions_are_those_of_quantised_weights() -> None:
     ("words", "sentence"),
     [
         (["--precision", "int5"], "there is no precision 'int5'"),
-        (["--batch", "1,x"], "--batch: '1,x' is not a list of numbers"),
+        (["--batch", "1,x"], "--batch: '1,x' is not a list of positive integers"),
         (["--prompt", "0"], "--prompt: '0'"),
         (["model.width=x"], "model.width"),
     ],

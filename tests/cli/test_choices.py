@@ -119,9 +119,9 @@ def test_without_options_the_labels_of_all_questions_are_the_options(run: Path) 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--choices", "Q", "--split", "test"], "--choices evaluates on a table of questions of its own; leave out --"),
+        (["--choices", "Q", "--split", "test"], "--choices evaluates on its own table of questions; leave out --"),
         (["--choices", "Q", "data.columns.text=x"], "leave out changes of the recipe"),
-        (["--template", "{question} {label}"], "--template and --examples belong to --choices"),
+        (["--template", "{question} {label}"], "--template and --examples apply to --choices only"),
         (["--choices", "Q", "--template", "{question}"], "template: '{question}' given"),
         (["--choices", "missing.csv"], "--choices"),
     ],

@@ -107,8 +107,8 @@ def test_what_is_written_past_the_trained_length_of_rotary_positions_is_named(
     library.train(Recipe.parse(recipe), tmp_path / "run")
     said = qkv("generate", tmp_path / "run", "the ", "--max-new-tokens", most)
     note = (
-        "note: prompt and new tokens may reach 18, and the model was trained on 16; "
-        "its rotary positions extrapolate, but text beyond 16"
+        "note: prompt and new tokens may reach 18 tokens, but the model was trained on 16; "
+        "its RoPE accepts more, but the text gets worse beyond 16"
     )
     assert said.code == 0
     assert said.err.count(note) == told == bool(said.err)
@@ -351,14 +351,14 @@ def test_a_draft_prints_the_same_greedy_text(qkv: Call, run: Path) -> None:
     ("options", "sentence"),
     [
         (("--draft-tokens", 3), "--draft-tokens: it needs a draft model; name its run with --draft"),
-        (("--lookup", 3, "--draft-tokens", 3), "--draft-tokens: it needs a draft model, and --lookup has its own"),
+        (("--lookup", 3, "--draft-tokens", 3), "--draft-tokens: it needs a draft model; --lookup sets the number"),
         (("--lookup", 3, "--draft", "RUN"), "--draft: tokens are proposed either by --lookup or by a draft model"),
         (("--lookup", 0), "--lookup: 0"),
         (("--draft", "RUN", "--draft-tokens", 0), "--draft-tokens: 0"),
         (("--lookup", 3, "--num-beams", 2), "num_beams is 2, but beam search cannot decode speculatively"),
         (("--lookup", 3, "--num-beams", 2, "--num-return", 2), "num_beams is 2, but beam search cannot"),
-        (("--lookup", 3, "--choose", "a", "--choose", "b"), "--lookup: --choose decodes no text token by token"),
-        (("--draft", "RUN", "--image", "a.png"), "--draft: --image decodes no text token by token"),
+        (("--lookup", 3, "--choose", "a", "--choose", "b"), "--lookup: --choose does not generate text token by token"),
+        (("--draft", "RUN", "--image", "a.png"), "--draft: --image does not generate text token by token"),
     ],
 )
 def test_speculation_that_does_not_go_together(

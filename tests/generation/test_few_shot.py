@@ -124,7 +124,9 @@ def test_examples_that_do_not_fit_are_dropped_from_the_first_on() -> None:
 
 @pytest.mark.parametrize("text", ["{text}", "{label}", "{label} {text}", "{text} {label} {label}", "plain"])
 def test_templates_without_a_field_and_then_one_label_are_refused(text: str) -> None:
-    with pytest.raises(UserError, match=r"template: .* should have a field such as \{text\}, and then \{label\} once"):
+    with pytest.raises(
+        UserError, match=r"template: .* should have a field such as \{text\}, and after it \{label\} once"
+    ):
         Template(text)
 
 

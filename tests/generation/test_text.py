@@ -127,7 +127,7 @@ def test_no_forward_pass_after_the_last_row_has_ended(monkeypatch: pytest.Monkey
 def test_an_empty_prompt_begins_after_a_line_break() -> None:
     m, tokenizer = system("characters")
     assert generate_text(m, tokenizer, "", DRAWN) == generate_text(m, tokenizer, "\n", DRAWN)
-    with pytest.raises(UserError, match="the prompt is empty, and the tokenizer has no token for a line break"):
+    with pytest.raises(UserError, match="the prompt is empty, and the tokenizer has no line break"):
         prompt_ids(train(Characters(), ["no line break"]), "")
 
 

@@ -213,7 +213,7 @@ def test_the_command_says_that_no_family_is_this_model(qkv, run: Path, tmp_path:
     assert qkv("swap", run, "blocks.0.mixer=gru", "--heal", 0, "--out", changed).code == 0
     said = qkv("export", changed, "--out", tmp_path / "hf")
     assert said.code == 0, said.err
-    assert "no published family is this model, so the folder holds a model file of its own" in said.out
+    assert "no published family has this structure, so the folder contains its own model code" in said.out
     assert {path.name for path in (tmp_path / "hf").iterdir()} >= {
         "modeling_qkv.py",
         "tokenizer.json",

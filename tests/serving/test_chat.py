@@ -184,17 +184,26 @@ def test_a_chat_with_a_template_and_log_probabilities(tmp_path: Path) -> None:
         ({"messages": [{"role": "user", "content": "Ω"}]}, "the tokenizer's vocabulary lacks 'Ω'"),
         ({"top_logprobs": 3}, "top_logprobs: it applies with log-probabilities"),
         ({"tools": [{"type": "function"}]}, "tools: tool 1: function: "),
-        ({"tools": [FUNCTION]}, "tools: the chat template of the model 'rope' knows no tools"),
+        ({"tools": [FUNCTION]}, "tools: the chat template of the model 'rope' does not support tools"),
         ({"tools": [FUNCTION, FUNCTION]}, "the function 'look' is given twice"),
-        ({"tool_choice": "required"}, "tool_choice: it asks for a call, and there are no tools"),
+        ({"tool_choice": "required"}, "tool_choice: it requires a tool call, but there are no tools"),
         ({"tools": [FUNCTION], "tool_choice": NAMED}, "tool_choice: there is no tool 'loo'; did you mean 'look'?"),
         ({"tools": [FUNCTION], "tool_choice": "maybe"}, "tool_choice: 'maybe' given; allowed: none, auto, required"),
-        ({"tools": [FUNCTION], "extra_body": {"guided_regex": "a+"}}, "guided_regex: tools are given beside"),
-        ({"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "of the role 'user' calls no tools"),
-        ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages: the chat template .* knows no tools"),
+        (
+            {"tools": [FUNCTION], "extra_body": {"guided_regex": "a+"}},
+            "guided_regex: it would forbid the calls of the given tools",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]},
+            "of the role 'user' cannot call tools",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [CALL]}]},
+            "messages: the chat template .* does not support tools",
+        ),
         ({"messages": [{"role": "assistant", "tool_calls": [WRONG]}]}, "'1' given; allowed: the JSON of an object"),
         ({"model": "translation"}, "a model with an encoder has no chat template"),
-        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens: 3 given, and max_completion_tokens 4"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens: 3 given, but max_completion_tokens is 4"),
     ],
 )
 def test_one_sentence_for_what_cannot_be_answered(server: Running, change: dict[str, Any], sentence: str) -> None:

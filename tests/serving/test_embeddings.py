@@ -46,7 +46,7 @@ def test_one_text_is_read(server: Running, runs: dict[str, Run]) -> None:
         ({"input": [1] * 70}, "text 1 has 70 tokens, and the model reads 64"),
         ({"input": [[1, "a"]]}, "allowed: a text or a list of ids"),
         ({"input": []}, "1 to 2,048 of these"),
-        ({"input": "a", "dimensions": 8}, "dimensions: 8 given; vectors of this model cannot be cut"),
+        ({"input": "a", "dimensions": 8}, "dimensions: 8 given; vectors of this model cannot be truncated"),
     ],
 )
 def test_one_sentence_for_what_cannot_be_embedded(server: Running, given: dict[str, object], sentence: str) -> None:
@@ -73,7 +73,7 @@ def test_ids_are_read_as_the_text_that_they_are_of(server: Running, runs: dict[s
         ({"is_matryoshka": True}, 5, None),
         ({"is_matryoshka": True}, 17, "dimensions: 17 given, but the vectors have 16"),
         ({"matryoshka_dimensions": [4, 8]}, 5, "dimensions: 5 given; allowed: 4, 8"),
-        ({"is_matryoshka": False}, 8, "vectors of this model cannot be cut"),
+        ({"is_matryoshka": False}, 8, "vectors of this model cannot be truncated"),
     ],
 )
 def test_vectors_are_cut_where_the_folder_allows_it(

@@ -157,10 +157,10 @@ def test_an_answer_has_the_form_of_a_schema(server: Running) -> None:
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "none given; allowed: an image as",
         ),
-        ({"previous_response_id": "resp_1"}, "previous_response_id: 'resp_1' given, and this server cannot"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id: 'resp_1' given, but this server does not"),
         ({"tools": [{"type": "web_search"}]}, "a tool of the type 'web_search' given; allowed: function"),
-        ({"extra_body": {"n": 2}}, "n: 2 given, and this server cannot honour it"),
-        ({"max_output_tokens": 3000}, "with 3000 new ones the limit of 2000"),
+        ({"extra_body": {"n": 2}}, "n: 2 given, but this server does not support it"),
+        ({"max_output_tokens": 3000}, "with 3000 new ones exceed the limit of 2000"),
     ],
 )
 def test_one_sentence_for_what_cannot_be_answered(server: Running, change: dict[str, Any], sentence: str) -> None:

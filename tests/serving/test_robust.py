@@ -173,7 +173,7 @@ def test_a_full_queue_is_told_and_passes(runs: dict[str, Run]) -> None:
     endless = {**LONG, "max_tokens": 30_000}  # it runs until its client leaves
     with serving({"rope": runs["rope"]}, Limits(batch=1, queue=1, tokens=40_000)) as server:
         counts = server.service.models["rope"].worker
-        refused(posted(server, **{**LONG, "n": 2}), 400, "2 texts are asked for, and the queue has room for 1")
+        refused(posted(server, **{**LONG, "n": 2}), 400, "2 texts are requested, but the queue has room for 1")
         with line_of(server, **endless, stream=True) as first:
             first.recv(10)
             until(lambda: counts.counts.running == 1)  # and does not wait itself

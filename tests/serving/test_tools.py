@@ -189,7 +189,7 @@ def test_the_form_of_calls_is_the_one_in_which_the_template_renders_a_call(tmp_p
     renamed = BARE_TEMPLATE.replace("Environment: ipython", "").replace("<|python_tag|>", "")
     assert form(renamed) == BARE, "the sentences around a call do not matter"
     for other in OTHER_FORMS:
-        with pytest.raises(UserError, match="asks for calls in a form that is not known here"):
+        with pytest.raises(UserError, match="writes tool calls in a form that is not supported"):
             form(other)
 
 

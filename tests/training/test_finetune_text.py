@@ -56,7 +56,7 @@ def test_what_is_no_text_is_told(qkv: Call, here: Path) -> None:
     assert (said.code, "nothing.txt" in said.err) == (2, True)
     with pytest.raises(UserError, match="'start' and 'adapt' apply to data"):
         library.train("char_shakespeare_cpu", start="gpt")
-    with pytest.raises(UserError, match="name it with 'start'"):
+    with pytest.raises(UserError, match="name the model with 'start'"):
         library.train("story.txt", adapt="head")
 
 

@@ -103,7 +103,7 @@ def train(
 
 
 def _train_in(recipe: Recipe, folder: Path, resume: bool, on_event: OnEvent | None, began: float) -> Run:
-    """Train ``recipe`` in ``folder``, after the event that both are known."""
+    """Report the event ``Prepared``, then train ``recipe`` in ``folder``."""
     from qkv.training.loop import train as train_run
     from qkv.training.watch.events import Prepared
 
@@ -181,8 +181,8 @@ def compare(
     comparison that ships with the package, without ``entries``. ``settings``: fields of
     ``qkv.spec.recipes.comparison.Comparison``: equal ("parameters", "flops", "steps", "time"), seeds, rates, metric,
     baseline, knobs, overrides, scale, fit, quick. ``out`` is by default ``runs/compare-`` and the recipe's name.
-    ``jobs``: runs at once, each in a process of its own; None: all in this one. ``ray``: address of a Ray cluster that
-    carries out the runs, each with ``threads`` cores, or "local".
+    ``jobs``: number of runs at once, each in a separate process; None: one after another in this process. ``ray``:
+    address of a Ray cluster that executes the runs, each with ``threads`` cores, or "local".
 
     The result holds the table, its conclusions and an HTML page, which are also in the folder. Raises ``UserError``.
     """
@@ -193,7 +193,7 @@ def compare(
     base = None
     if entries is None:
         if isinstance(recipe, Recipe):
-            raise UserError("a recipe is given without entries; give their overrides by name")
+            raise UserError("a recipe is given without entries; give entries, a mapping from names to overrides")
         found, name = read_comparison(recipe, settings.items()), Path(recipe).stem
     else:
         if isinstance(recipe, Recipe):
@@ -218,8 +218,8 @@ def load(
     ``published``: settings for published checkpoints: dtype ("fp32", "bf16"), revision, pickles; see
     ``qkv.interop.load.load_published``. ``accept_changes``: load a run even if its spec or vocabulary was edited after
     training, or its best weights are missing. ``copy``: read the weights into memory; by default they are mapped from
-    their file, which must then stay unchanged. ``device``: device that computes, such as "cuda"; default: the one that
-    the environment variable ``QKV_DEVICE`` names, which also holds for the command line and the server, else the CPU.
+    their file, which must then stay unchanged. ``device``: device for the model, such as "cuda"; default: the
+    environment variable ``QKV_DEVICE``, which the command line and the server also read, else the CPU.
 
     Raises ``UserError`` if ``run`` is neither a run nor a published checkpoint, or if one of its files is missing,
     damaged or edited.
@@ -454,7 +454,7 @@ def _labelled(examples: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
     shown = list(examples)
     unlabelled = next((i for i, row in enumerate(shown) if LABEL not in row), None)
     if unlabelled is not None:
-        raise UserError(f"example {unlabelled} has no {LABEL!r}; give each example one")
+        raise UserError(f"example {unlabelled} has no {LABEL!r}; give each example a label")
     return shown
 
 

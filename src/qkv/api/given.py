@@ -1,4 +1,4 @@
-"""Data in memory as arguments of the public functions: they are written to files, and then used like any file."""
+"""Data in memory as arguments of the public functions: it is written to files, and then used like any other file."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def temporary_file(data: Any, running: bool) -> Iterator[str]:
 def choose_split(split: str | None, batches: int | None, data: Any, option: str = "") -> str:
     """Choose the split to evaluate on, by default the validation split; with ``data``, it is not used.
 
-    ``option``: what the names of arguments begin with in messages, such as "--" on the command line. Raises
-    ``UserError`` for invalid values, and for a split beside ``data``.
+    ``option``: prefix of argument names in error messages, such as "--" for the command line. Raises ``UserError`` for
+    invalid values, and if both ``split`` and ``data`` are given.
     """
     if batches is not None and batches < 1:
         raise UserError(
@@ -126,7 +126,7 @@ def choose_split(split: str | None, batches: int | None, data: Any, option: str 
 
 
 def predicts_tables(run: Run) -> bool:
-    """True if a run predicts from a table as a whole, such as the future of a series, instead of row by row."""
+    """Return whether a run predicts from a table as a whole, such as the future of a series, not row by row."""
     from qkv.runs.run import task_of
 
     return task_of(run).predicts_tables
@@ -162,7 +162,7 @@ def rows_of_inputs(run: Run, inputs: Sequence[Any], columns: Mapping[str, str] |
 
 
 def _is_many(inputs: Any, kinds: Mapping[str, str]) -> bool:
-    """True if the only argument ``inputs`` of a prediction holds several inputs: a list, a table or its columns.
+    """Return whether ``inputs``, the only argument of a prediction, contains several inputs: a list or a table.
 
     ``kinds``: kind of each input field of the task. A mapping of lists is a table; a mapping of single values, or of
     lists that are signals, is one input.
@@ -178,7 +178,7 @@ def _is_many(inputs: Any, kinds: Mapping[str, str]) -> bool:
 
 
 def _holds(column: Any, kinds: set[str]) -> bool:
-    """True if a column holds one value per row, not the words of one sentence or the values of one signal."""
+    """Return whether a column contains one value per row, not the words of one sentence or the values of one signal."""
     first = next(iter(column), None)
     if "signal" in kinds:
         return False
@@ -190,7 +190,7 @@ def _holds(column: Any, kinds: set[str]) -> bool:
 
 
 def _is_one_series(value: Any) -> bool:
-    """True for a list or tuple of numbers, a one-dimensional array, or a single number."""
+    """Return whether ``value`` is a list or tuple of numbers, a one-dimensional array, or a single number."""
     if isinstance(value, Mapping) or is_frame(value):
         return False
     if hasattr(value, "ndim"):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SPEC_SUFFIXES = (".yaml", ".yml", ".json")
 RUNS = Path("runs")
 _OF_TEXTS = ("validation", "test")
-"""Fields of ``qkv.spec.data.Data`` that apply to a running text too."""
+"""Fields of ``qkv.spec.data.Data`` that also apply to running text, not only to tables."""
 
 
 def find_recipe(
@@ -73,9 +73,9 @@ def _recipe_of(
     """Find the recipe and run folder of a source without a task: a recipe, a run or a text."""
     text = is_text(source)
     if (start is not None or adapt is not None) and not text:
-        raise UserError("'start' and 'adapt' apply to data; in a recipe, set start and training.adapt")
+        raise UserError("'start' and 'adapt' apply to data, not to recipes; in a recipe, set start and training.adapt")
     if adapt is not None and start is None:
-        raise UserError("'adapt' says how a model is fine-tuned; name it with 'start'")
+        raise UserError("'adapt' says how a model is fine-tuned; name the model with 'start'")
     wrong = next((name for name in data if not text or name not in _OF_TEXTS), None)
     if wrong is not None:
         raise UserError(f"{wrong!r} applies to tables of examples; name the task too, such as task='classification'")
@@ -90,7 +90,7 @@ def _recipe_of(
 
 
 def is_text(source: str | Path) -> bool:
-    """True if ``source`` is a text file or the name of a data set, and not a recipe or a folder."""
+    """Return whether ``source`` is a text file or the name of a data set, and not a recipe or a folder."""
     return Path(source).suffix not in SPEC_SUFFIXES and not Path(source).is_dir() and not is_shipped(source)
 
 
@@ -103,7 +103,7 @@ def _refuse_table(source: str | Path) -> None:
 
 
 def table_without_task(source: str | Path) -> TableFound | None:
-    """Return the table of examples that ``source`` names, which needs a task; None for a recipe, run folder or text."""
+    """Return the table of examples, which needs a task, if ``source`` is one; None for a recipe, run folder or text."""
     from qkv.data.records.named import TABLES
 
     known = Path(source).expanduser().is_file() or source in TABLES
@@ -152,7 +152,7 @@ def _recipe_of_table(
 
 
 def _named(recipe: Recipe, folder: Path) -> Recipe:
-    """Name the recipe after its folder if its data was given in memory, and so has no name."""
+    """Name the recipe after its folder if its data was passed in memory, without a file name."""
     return recipe.changed(name=folder.name) if kept_name(recipe.data.source) else recipe
 
 

@@ -39,10 +39,10 @@ ROOMS = {
     },
     "inference": {
         "generate": "Generate text.",
-        "chat": "Chat with a model in the form of its chat template.",
+        "chat": "Chat with a model that has a chat template.",
         "predict": "Predict with a trained model: labels, tags, answers, translations, summaries, numbers.",
-        "ask": "Answer by few-shot prompting: examples before the input, options by score.",
-        "serve": "Serve models over HTTP in the form of OpenAI's interface.",
+        "ask": "Answer by few-shot prompting: show examples, choose the most probable option.",
+        "serve": "Serve models over HTTP with OpenAI's interface.",
         "evaluate": "Evaluate a trained model on held-out data.",
         "embed": "Compute embedding vectors of texts.",
         "search": "Find the texts of a file that are nearest to a query.",
@@ -59,15 +59,15 @@ ROOMS = {
         "schema": "Print the JSON schema of recipes for editors.",
     },
 }
-"""Room -> its commands by name, with a summary.
+"""Subpackage of ``qkv.cli`` -> its commands by name, each with a summary for the help.
 
-A command is the function ``<name>_command`` of the module ``qkv.cli.<room>.<name>`` ("_" for "-"), which also holds its
-``EXAMPLES``. The module is imported only when the command is called. Its ``more_options``, if it has them, returns
-options that depend on the registered parts.
+A command is the function ``<name>_command`` of the module ``qkv.cli.<subpackage>.<name>`` ("_" for "-"), which also
+defines ``EXAMPLES`` for its help. The module is imported only when the command is called. Its function
+``more_options``, if any, returns options that depend on the registered parts.
 """
 
 COMMANDS = {name: summary for commands in ROOMS.values() for name, summary in commands.items()}
-"""Command name -> summary, in the order of the help."""
+"""Name of each command -> its summary, in the order of the help."""
 
 _IMPORT = "--import"
 _PACKAGE = Path(__file__).parents[1]
@@ -108,7 +108,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _same_variable() -> Generator[None]:
-    """Restore the environment variable QKV_IMPORT on leaving; ``--import`` extends it for child processes."""
+    """Context manager: restore the environment variable QKV_IMPORT at the end; ``--import`` extends it inside."""
     before = os.environ.get(VARIABLE)
     try:
         yield
@@ -300,4 +300,4 @@ def _overview(
         ),
     ] = None,
 ) -> None:
-    """Take the options before the command, which are carried out while they are parsed."""
+    """Accept the options that precede the command; their callbacks run while they are parsed."""

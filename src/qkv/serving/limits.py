@@ -11,13 +11,13 @@ MAX_STOPS, MAX_STOP_LENGTH = 16, 256
 MAX_BIASES, MAX_STOP_TOKENS = 2048, 128
 """Maximum number of tokens with a logit bias, and of stop tokens, of a request."""
 MAX_LOGPROBS = 20
-"""Maximum number of alternatives per token."""
+"""Maximum number of most probable tokens returned with each token's log-probability."""
 MAX_INPUTS, AT_ONCE = 2048, 16
 """Maximum number of inputs of a request for embeddings or predictions, and number of inputs that one call of the worker
 computes while other requests wait.
 """
 KEPT = 256 * 2**20
-"""Maximum bytes of a model's prefix cache if there is no memory limit; with one, the cache uses the rest of it."""
+"""Maximum bytes of a model's prefix cache without a memory limit; with a limit, the cache uses what texts leave."""
 MAX_TOOLS = 128
 """Maximum number of tools of a request."""
 COMPILED = 32

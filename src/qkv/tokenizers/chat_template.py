@@ -4,7 +4,7 @@ The template belongs to the tokenizer (``Tokenizer.chat_template``). It comes fr
 ``tokenizer_config.json`` or from the metadata of a GGUF file, and is kept when the model is trained, quantised or
 exported. It is rendered in Jinja's sandbox. Special tokens written by the template are tokenized as such. Special
 tokens that occur in a message are tokenized as plain text, so that a message cannot end itself. Without a template
-there is no chat: qkv does not invent a format that the model was not trained on.
+chats are refused: qkv does not invent a format that the model was not trained on.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from qkv.tokenizers.special import special_ids
 from qkv.tokenizers.tokenizer import Tokenizer
 
 _SPECIAL, _PLACE, _END = "\ue000", "\ue003", "\ue001"
-"""Private-use characters around the numbers in marks."""
+"""Private-use Unicode characters around the number in a marker."""
 _MARKED = re.compile(f"([{_SPECIAL}{_PLACE}])([0-9]+){_END}")
-"""Mark for the text of a special token within a message, or for the place of a picture."""
+"""Marker in a message that replaces the text of a special token, or stands for a picture."""
 _ANSWER = "\ue002"
-"""Dummy answer that no template contains."""
-NO_TEMPLATE = "no chat template, so it is not known how a chat is written for it"
+"""Text used as a dummy answer; no template contains it."""
+NO_TEMPLATE = "no chat template, so the format of its chats is unknown"
 
 
 def place_mark(number: int) -> str:
-    """Return the mark for the place of picture ``number`` in the text of a message."""
+    """Return the marker that stands for picture ``number`` in the text of a message."""
     return f"{_PLACE}{number}{_END}"
 
 
 def unmarked(text: str) -> str:
-    """Return a text of a message in which no place of a picture can be marked."""
+    """Remove characters from a message's text that could form the marker of a picture."""
     return text.replace(_PLACE, "\ufffd")
 
 
@@ -80,7 +80,7 @@ class ChatTemplate:
     ) -> list[int]:
         """Render and tokenize messages, followed by ``opening``, the start of the answer.
 
-        spans: placeholder ids of each picture, which stand at its mark (``place_mark``).
+        spans: placeholder ids of each picture, which replace its marker (``place_mark``).
         """
         marked = {name: self._marked(value) for name, value in variables.items()}
         text = self.text([self._marked(message) for message in messages], **marked) + opening
@@ -109,7 +109,7 @@ class ChatTemplate:
         return chat.removeprefix(opening).removesuffix(closing).strip()
 
     def _marked(self, value: Any) -> Any:
-        """Replace the text of each special token within plain data by a placeholder."""
+        """Replace the text of each special token by a marker, in all strings of nested plain data."""
         if isinstance(value, dict):
             return {self._marked(key): self._marked(each) for key, each in value.items()}
         if isinstance(value, (list, tuple)):

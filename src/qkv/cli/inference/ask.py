@@ -29,11 +29,13 @@ _Data = Annotated[str | None, typer.Option(metavar="FILE", help="Answer every ro
 _Option = Annotated[
     list[str] | None, typer.Option(metavar="TEXT", help="Possible answer; repeatable; default: labels of the examples.")
 ]
-_Seed = Annotated[int, typer.Option(metavar="N", help="Random seed of the choice of examples.")]
-_By = Annotated[str, typer.Option(metavar="sum|token|character", help="Score of an option: log p, in all or mean.")]
-_Calibrate = Annotated[bool, typer.Option("--calibrate", help="Subtract the scores after an empty input.")]
+_Seed = Annotated[int, typer.Option(metavar="N", help="Random seed for the selection of examples.")]
+_By = Annotated[
+    str, typer.Option(metavar="sum|token|character", help="Score of an option: log probability, total or mean.")
+]
+_Calibrate = Annotated[bool, typer.Option("--calibrate", help="Subtract each option's score for the input 'N/A'.")]
 _Column = Annotated[
-    list[str] | None, typer.Option(metavar="NAME=COLUMN", help="Column of a field, of label or of options.")
+    list[str] | None, typer.Option(metavar="NAME=COLUMN", help="Column of a template field, 'label' or 'options'.")
 ]
 
 
@@ -52,7 +54,7 @@ def ask_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per answer.")] = False,
     copy: Copy = False,
 ) -> None:
-    """Answer by few-shot prompting: examples before the input, and the most probable option after it.
+    """Answer by few-shot prompting: show examples before the input, and choose the most probable option.
 
     Without options, the answer is generated.
     """
@@ -117,5 +119,6 @@ def _tell_accuracy(asked: FewShotRows, found: list[FewShotAnswer], options: list
     typer.echo(f"accuracy {measured} of {len(found):,} rows; {without.name}: {without.value:.1%}", err=True)
     if measured.value <= without.value:
         typer.echo(
-            "note: this is not above the baseline; with labels, 'qkv train classify' trains a classifier", err=True
+            "note: the accuracy is not above the baseline; 'qkv train classify' trains a classifier on labelled rows",
+            err=True,
         )

@@ -33,13 +33,13 @@ _KEPT = 1 << 30
 def chat_command(
     run: ModelFolder,
     message: Annotated[
-        str | None, typer.Argument(metavar="[MESSAGE]", help="Answer this alone; default: a line of input each.")
+        str | None, typer.Argument(metavar="[MESSAGE]", help="One message; default: each line of standard input.")
     ] = None,
     system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Message of the system, before all others.")
+        str | None, typer.Option(metavar="TEXT", help="System message, before all other messages.")
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Maximum tokens of an answer; default: as the context has room for.")
+        int | None, typer.Option(metavar="N", help="Maximum tokens of an answer; default: the rest of the context.")
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(metavar="T", help="Sampling temperature; 0 takes the most probable token.")
@@ -50,11 +50,11 @@ def chat_command(
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed; default: a new one each time.")] = None,
     chat_template: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Jinja template of chats, in the place of the model's own.")
+        Path | None, typer.Option(metavar="FILE", help="Jinja chat template that replaces the model's own.")
     ] = None,
     copy: Copy = False,
 ) -> None:
-    """Chat with a model in the form of its chat template, as 'qkv serve' does."""
+    """Chat with a model that has a chat template; prompts are rendered as in 'qkv serve'."""
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     given = {name: value for name, value in options.items() if value is not None}
     _changed(Generation(), given)
@@ -86,7 +86,7 @@ class Chat:
         found = known if template is None else template
         if found is None:
             raise UserError(
-                f"{run.folder} has no chat template, so it is not known how a chat is written for it; name one with "
+                f"{run.folder} has no chat template, so the format of its chats is unknown; name a template with "
                 "--chat-template FILE, or continue texts with 'qkv generate'"
             )
         self.run, self.template = run, ChatTemplate(found, run.tokenizer)
@@ -102,7 +102,7 @@ class Chat:
         room = self.run.model.spec.context_length - len(ids)
         if room < 1:
             limit = self.run.model.spec.context_length
-            raise UserError(f"the chat has {len(ids)} tokens, and the context has room for {limit}; begin a new one")
+            raise UserError(f"the chat has {len(ids)} tokens, but the context has room for {limit}; begin a new chat")
         self._queue.submit(Request(ids, _changed(self._generation, {"max_new_tokens": room, **self._options})))
         with unchanged():
             while not self._queue.idle:
@@ -113,7 +113,7 @@ class Chat:
 
 
 def _changed(generation: Generation, options: dict[str, Any]) -> Generation:
-    """Return ``generation`` changed by ``options``. Raises ``UserError`` that names the invalid option."""
+    """Return ``generation`` with the changes ``options``. Raises ``UserError`` that names the invalid option."""
     try:
         return generation.changed(**options)
     except SpecError as error:

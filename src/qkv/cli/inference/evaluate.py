@@ -33,7 +33,7 @@ qkv evaluate gpt2 --choices questions.jsonl --template "Q: {question}\\nA: {labe
 """
 
 _Changes = Annotated[
-    list[str] | None, typer.Argument(metavar="[PATH=VALUE...]", help="Changes of sample.* or --data columns.")
+    list[str] | None, typer.Argument(metavar="[PATH=VALUE...]", help="Overrides of sample.* or of --data columns.")
 ]
 _Data = Annotated[str | None, typer.Option(metavar="FILE", help="Evaluate on this file, read like the run's own data.")]
 _Choices = Annotated[
@@ -68,7 +68,7 @@ def evaluate_command(
         found = _by_choice(run_or_published(run), choices, template, examples, num_examples, copy)
     else:
         if template is not None or examples is not None:
-            raise UserError("--template and --examples belong to --choices; give a table of questions with it")
+            raise UserError("--template and --examples apply to --choices only; give a table of questions with it")
         found = _on_data(run_folder(run), changes or (), split, batches, data, copy)
     if report is not None:
         _write(report, str(run), found)
@@ -76,7 +76,7 @@ def evaluate_command(
 
 
 class _Evaluated(NamedTuple):
-    """Evaluated model: its run, the name of the data and the result."""
+    """Result of an evaluation: the run, the name of the split or file, and the metrics."""
 
     run: Run
     part: str
@@ -122,7 +122,7 @@ def _tell(run: Path, found: _Evaluated, as_json: bool) -> None:
         typer.echo(json.dumps({"run": str(run), "split": found.part, "step": step, **figures, "notes": notes}))
         return
     rows = [(words(name), value) for name, value in figures.items()]
-    print_table(f"{run}, step {step:,}, {found.part}", ["figure", "value"], rows)
+    print_table(f"{run}, step {step:,}, {found.part}", ["metric", "value"], rows)
     for note in notes:
         typer.echo(note)
 
@@ -132,7 +132,7 @@ def _alone(**others: object) -> None:
     given = [name for name, value in others.items() if value]
     if given:
         named = "changes of the recipe" if given[0] == "changes" else f"--{given[0]}"
-        raise UserError(f"--choices evaluates on a table of questions of its own; leave out {named}")
+        raise UserError(f"--choices evaluates on its own table of questions; leave out {named}")
 
 
 def _write(path: Path, title: str, found: _Evaluated) -> None:

@@ -54,15 +54,15 @@ _RepetitionPenalty = Annotated[
     float | None, typer.Option(metavar="R", help="Values above 1 make repeated tokens less likely.")
 ]
 _PresencePenalty = Annotated[
-    float | None, typer.Option(metavar="P", help="Subtract P from the logits of tokens that were written.")
+    float | None, typer.Option(metavar="P", help="Subtract P from the logits of tokens generated before.")
 ]
 _FrequencyPenalty = Annotated[
-    float | None, typer.Option(metavar="F", help="Subtract F from a token's logit for each time that it was written.")
+    float | None, typer.Option(metavar="F", help="Subtract F from a token's logit for each time it was generated.")
 ]
 _LogitBias = Annotated[
     list[str] | None, typer.Option(metavar="ID=BIAS", help="Add BIAS to the logit of token ID; repeatable.")
 ]
-_MinTokens = Annotated[int | None, typer.Option(metavar="N", help="Let nothing end the text before N new tokens.")]
+_MinTokens = Annotated[int | None, typer.Option(metavar="N", help="Minimum number of new tokens.")]
 _StopTokenIds = Annotated[
     list[int] | None, typer.Option("--stop-token-id", metavar="ID", help="Stop before this token; repeatable.")
 ]
@@ -71,7 +71,7 @@ _Stop = Annotated[
 ]
 _Seed = Annotated[int | None, typer.Option(metavar="N", help="Random seed; default: a new one each time.")]
 _Overflow = Annotated[
-    str | None, typer.Option(metavar="slide|refuse", help="Past the context: drop old tokens, or refuse.")
+    str | None, typer.Option(metavar="slide|refuse", help="When the context is full: drop old tokens, or refuse.")
 ]
 _NumSamples = Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Number of texts or images to sample.")]
 _Image = Annotated[Path | None, typer.Option(metavar="FILE", help="Generate images, and write them to this PNG file.")]
@@ -83,7 +83,9 @@ _EarlyStopping = Annotated[bool | None, typer.Option(help="Stop beam search as s
 _Choose = Annotated[
     list[str] | None, typer.Option(metavar="TEXT", help="Score this text as the continuation; give several.")
 ]
-_ChooseBy = Annotated[str | None, typer.Option(metavar="sum|token|character", help="Log probability: total or mean.")]
+_ChooseBy = Annotated[
+    str | None, typer.Option(metavar="sum|token|character", help="Score for --choose: log probability, total or mean.")
+]
 _Ids = Annotated[
     str | None, typer.Option(metavar="'N N …'", help="Continue these token ids and print ids; needs no tokenizer.")
 ]
@@ -93,14 +95,14 @@ _LookUp = Annotated[
 _Draft = Annotated[
     Path | None, typer.Option(metavar="RUN", help="Propose tokens by a smaller model with the same vocabulary.")
 ]
-_DraftTokens = Annotated[int | None, typer.Option(metavar="N", help="Tokens that the draft proposes at a time; 4.")]
+_DraftTokens = Annotated[
+    int | None, typer.Option(metavar="N", help="Number of tokens that the draft proposes at a time; default: 4.")
+]
 _Regex = Annotated[
-    str | None, typer.Option(metavar="EXPRESSION", help="Write only text that matches this regular expression.")
+    str | None, typer.Option(metavar="EXPRESSION", help="Generate only text that matches this regular expression.")
 ]
-_JsonSchema = Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON that this schema allows.")]
-_OpenObjects = Annotated[
-    bool, typer.Option("--open-objects", help="Let objects have keys that the schema does not name.")
-]
+_JsonSchema = Annotated[Path | None, typer.Option(metavar="FILE", help="Generate JSON that this schema allows.")]
+_OpenObjects = Annotated[bool, typer.Option("--open-objects", help="Allow keys that the schema does not name.")]
 _Special = Annotated[
     bool, typer.Option("--special", help="Parse special tokens in the prompt; default: as plain text.")
 ]
@@ -214,7 +216,7 @@ def _write_images(
 ) -> None:
     """Generate ``count`` images and write them to ``file``. ``texts``: options for text, by name."""
     if file is None:
-        raise UserError("--label: it belongs to images; name their file with --image")
+        raise UserError("--label: it applies to images only; name their file with --image")
     given = [name for name, value in texts.items() if value]
     given += [_option(name) for name in ("max_new_tokens", "stop", "num_beams", "num_return") if name in options]
     if given:
@@ -263,7 +265,7 @@ def _print_ids(run: Run, ids: str, options: dict[str, Any], wanted: DecodingOpti
 
 
 def _checked(base: Generation, options: dict[str, Any]) -> Generation:
-    """Return ``base`` changed by ``options``. Raises UserError that names the option."""
+    """Return ``base`` with the changes ``options``. Raises ``UserError`` that names the invalid option."""
     try:
         return base.requested(**options)
     except SpecError as error:
@@ -322,8 +324,8 @@ def _note_the_context(run: Run, prompt: str, generation: Generation) -> None:
     last, reach = len(ids) + generation.max_new_tokens, None if limit else learned_reach(run.model.spec)
     if reach is not None and last - 1 > reach and generation.max_new_tokens:  # the last token is never an input
         typer.echo(
-            f"note: prompt and new tokens may reach {last}, and the model was trained on {reach}; "
-            f"its rotary positions extrapolate, but text beyond {reach} tokens gets worse",
+            f"note: prompt and new tokens may reach {last} tokens, but the model was trained on {reach}; "
+            f"its RoPE accepts more, but the text gets worse beyond {reach} tokens",
             err=True,
         )
 

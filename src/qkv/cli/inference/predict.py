@@ -48,7 +48,7 @@ _Context = Annotated[
     str | None, typer.Option(metavar="TEXT|@FILE", help="Text that contains the answer to a question.")
 ]
 _Part = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=TEXT|@FILE", help="Any other input field, by name.")
+    list[str] | None, typer.Option("--set", metavar="NAME=TEXT|@FILE", help="Value of another input field.")
 ]
 _Data = Annotated[
     str | None, typer.Option(metavar="FILE", help="Predict for every row of a table (CSV, TSV, JSONL, …).")
@@ -237,7 +237,7 @@ def _answers(
 
 
 def _tell_notes(answers: Sequence[Answer]) -> None:
-    """Print on standard error the first three notes on inputs, such as truncated ones, and the number of the others."""
+    """Print the first three notes, such as on truncated inputs, and the number of the others, to standard error."""
     notes = [(i, answer["note"]) for i, answer in enumerate(answers, 1) if answer.get("note")]
     for i, note in notes[:3]:
         typer.echo(f"note: {note}" if len(answers) == 1 else f"note on input {i}: {note}", err=True)

@@ -50,8 +50,8 @@ def search_command(
 ) -> None:
     """Find the texts of a file that are nearest to a query, by the cosine similarity of their embeddings.
 
-    All texts are compared. Their vectors are kept in the cache folder, and computed again if the file or the model
-    changes.
+    The search is exact: all texts are compared. Their vectors are cached in the cache folder, and computed again if the
+    file or the model changes.
     """
     folder = run if is_sentence_folder(run) else run_or_published(run)
     if not file.is_file():

@@ -43,24 +43,24 @@ _Runs = Annotated[
     list[str],
     typer.Argument(
         metavar="RUN [NAME=RUN2 ...]",
-        help="Run folders, published folders or names, GGUF files; with a name if wanted.",
+        help="Run folders, published checkpoints or GGUF files; NAME= sets the model's name.",
     ),
 ]
-_Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen at.")]
+_Host = Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")]
 _Port = Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 for a free one.")]
-_ApiKey = Annotated[str | None, typer.Option(metavar="KEY", help=f"Key that clients have to send; also from {KEY}.")]
+_ApiKey = Annotated[str | None, typer.Option(metavar="KEY", help=f"API key that clients must send; default: {KEY}.")]
 _Cors = Annotated[
-    list[str] | None, typer.Option(metavar="ORIGIN", help="Let pages of this origin ask; '*' for all; repeatable.")
+    list[str] | None, typer.Option(metavar="ORIGIN", help="Allow web pages of this origin (CORS), '*' all; repeatable.")
 ]
 _MaxBody = Annotated[int, typer.Option(metavar="BYTES", min=1, help="Maximum size of a request.")]
 _MaxTokens = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, help="Maximum tokens of a prompt and its answer; default: the context length."),
 ]
-_MaxBatch = Annotated[int, typer.Option(metavar="N", min=1, help="Texts written at once, per model.")]
-_MaxQueue = Annotated[int, typer.Option(metavar="N", min=1, help="Texts that wait, per model.")]
+_MaxBatch = Annotated[int, typer.Option(metavar="N", min=1, help="Maximum texts generated at once, per model.")]
+_MaxQueue = Annotated[int, typer.Option(metavar="N", min=1, help="Maximum texts waiting in the queue, per model.")]
 _Memory = Annotated[
-    int | None, typer.Option(metavar="BYTES", min=1, help="Budget of decoding states, per model; more waits.")
+    int | None, typer.Option(metavar="BYTES", min=1, help="Memory for KV caches and other states, per model.")
 ]
 _LookUp = Annotated[
     int | None, typer.Option("--lookup", metavar="N", help="Propose N tokens at a time by n-gram look-up in the text.")
@@ -68,16 +68,18 @@ _LookUp = Annotated[
 _Draft = Annotated[
     Path | None, typer.Option(metavar="RUN", help="Propose tokens by a smaller model with the same vocabulary.")
 ]
-_DraftTokens = Annotated[int | None, typer.Option(metavar="N", help="Tokens that the draft proposes at a time; 4.")]
+_DraftTokens = Annotated[
+    int | None, typer.Option(metavar="N", help="Number of tokens that the draft proposes at a time; default: 4.")
+]
 _ChatTemplate = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Jinja template of chats, in the place of the model's own.")
+    Path | None, typer.Option(metavar="FILE", help="Jinja chat template that replaces the model's own.")
 ]
 _Timeout = Annotated[
-    float | None, typer.Option(metavar="SECONDS", min=0, help="Maximum time of a request; default: none.")
+    float | None, typer.Option(metavar="SECONDS", min=0, help="Maximum time of a request; default: no limit.")
 ]
 _Strict = Annotated[bool, typer.Option("--strict", help="Refuse requests that have parameters without effect.")]
 _Patience = Annotated[
-    float | None, typer.Option(metavar="SECONDS", min=0, help="Time to finish at the end; default: as it needs.")
+    float | None, typer.Option(metavar="SECONDS", min=0, help="Time to finish requests at shutdown; default: no limit.")
 ]
 
 
@@ -100,7 +102,7 @@ def serve_command(
     strict: _Strict = False,
     patience: _Patience = None,
 ) -> None:
-    """Serve models over HTTP in the form of OpenAI's interface, and a page to try them in a browser."""
+    """Serve models over HTTP with OpenAI's interface, and a page to try them in a browser."""
     folders = _named(runs)
     asked = speculation_options(lookup, draft, draft_tokens)
     template = None if chat_template is None else text_of_file(chat_template, "--chat-template")

@@ -36,8 +36,8 @@ def bench_command(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes of a spec, such as model.width=512.")
     ] = None,
-    batch: Annotated[str, typer.Option(metavar="N,N", help=f"Rows at once; {_List}.")] = "1,8,32",
-    prompt: Annotated[str, typer.Option(metavar="N,N", help=f"Positions of a row; {_List}.")] = "32,512",
+    batch: Annotated[str, typer.Option(metavar="N,N", help=f"Batch sizes; {_List}.")] = "1,8,32",
+    prompt: Annotated[str, typer.Option(metavar="N,N", help=f"Prompt lengths; {_List}.")] = "32,512",
     precision: Annotated[
         str, typer.Option(metavar="fp32,bf16,int8,int4", help=f"Precisions of the weights; {_List}.")
     ] = "fp32,bf16,int8,int4",
@@ -51,10 +51,10 @@ def bench_command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a model on this machine: decoding, time to the first token and forward pass, beside the memory limit.
+    """Measure a model on this machine: decoding, time to the first token and forward pass, next to the memory limit.
 
-    The memory limit is the speed at which the machine only reads the weights and the decoding state once per step.
-    Writes bench.json and bench.html with the figures, the machine, the date and the versions.
+    The memory limit is the speed of decoding if a step took only the time to read weights and decoding state once.
+    Writes bench.json and bench.html with the measurements, the machine, the date and the versions.
     """
     plan = _plan(batch, prompt, precision, new, repeats, peers)
     folder = out or (Path(model) if (Path(model) / "spec.yaml").is_file() else Path(f"{Path(model).stem}-bench"))
@@ -71,7 +71,7 @@ def bench_command(
     for table in tables(found):
         print_table(table.title, table.columns, table.rows)
         typer.echo()
-    typer.echo(f"{folder / 'bench.html'}: the figures as a page")
+    typer.echo(f"{folder / 'bench.html'}: the measurements as a page")
 
 
 def _plan(batch: str, prompt: str, precision: str, new: int, repeats: int, peers: bool) -> BenchPlan:
@@ -88,7 +88,7 @@ def _plan(batch: str, prompt: str, precision: str, new: int, repeats: int, peers
 def _numbers(option: str, given: str) -> tuple[int, ...]:
     words = [word.strip() for word in given.split(",")]
     if not all(word.isascii() and word.isdigit() and 0 < int(word) < 1 << 24 for word in words):
-        raise UserError(f"{option}: {given!r} is not a list of numbers from 1 on; write 1,8,32")
+        raise UserError(f"{option}: {given!r} is not a list of positive integers, such as 1,8,32")
     return tuple(int(word) for word in words)
 
 
@@ -110,7 +110,7 @@ def _measured(name: str, overrides: list[str], plan: BenchPlan) -> Bench:
     run = load(path)
     if run.recipe.quantized is not None:
         if plan.peers:
-            raise UserError(f"--peers: {name} has quantised weights; bench the run that it was made from")
+            raise UserError(f"--peers: {name} has quantised weights; measure the original run")
         precision = next(key for key, bits in BITS.items() if bits == run.recipe.quantized.bits)
         only = replace(plan, precisions=(precision,))
         return bench(path.stem, run.model, only, _tell, lambda _: run.model)

@@ -52,9 +52,9 @@ _Precision = Annotated[
 _Check = Annotated[bool, typer.Option("--check", help="Build the model, measure, and compare with the prediction.")]
 _Growth = Annotated[
     bool,
-    typer.Option("--growth", help="Measure time and memory of 256, 512 … positions; further specs may be named."),
+    typer.Option("--growth", help="Measure time and memory at lengths 256, 512 …; several specs may be named."),
 ]
-_Longest = Annotated[int, typer.Option(metavar="N", min=256, help="Longest row of --growth.")]
+_Longest = Annotated[int, typer.Option(metavar="N", min=256, help="Maximum length for --growth.")]
 _Probe = Annotated[bool, typer.Option("--probe", help="Measure this machine's speed, to estimate tokens per second.")]
 
 
@@ -124,7 +124,7 @@ def _told(name: str, point: GrowthPoint) -> None:
 
 
 def read_model(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:
-    """Read a recipe, model file, run or preset: (model, training settings). A model alone gets batch size 1."""
+    """Read a recipe, model file, run or preset; return (model, training settings), batch size 1 for a model alone."""
     alone = Training(batch_size=1)
     if name in PRESETS and not Path(name).exists():
         return override(preset(name), [a.below("model") for a in assignments(overrides)]), alone
@@ -135,9 +135,9 @@ def read_model(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:
 
 
 def _with_sizes(recipe: Recipe) -> Model:
-    """Return the recipe's model with the sizes filled in that depend on its data.
+    """Return the recipe's model with all sizes that depend on its data, such as the vocabulary size, filled in.
 
-    For text, the size is the tokenizer's (maximum) vocabulary size; for other sizes, the data is read.
+    For text, this is the tokenizer's (maximum) vocabulary size; for other sizes, the data is read.
     """
     if recipe.start.checkpoint is not None:
         from qkv.runs.start import with_start
@@ -154,7 +154,7 @@ def _with_sizes(recipe: Recipe) -> Model:
 
 
 def _open_sizes(model: Model) -> bool:
-    """True if the vocabulary size, the input sizes or the number of classes of ``model`` are still unknown."""
+    """Return whether the vocabulary size, an input size or the number of classes of ``model`` is still unknown."""
     frontends = [stack.frontend for stack in (model, model.encoder) if stack is not None]
     unknown = any(each.reads_tokens and each.num_tokens is None for each in frontends)
     unsized = any(each.processor is not None and each == each.unsized() for each in frontends)

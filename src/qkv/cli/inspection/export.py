@@ -96,7 +96,7 @@ def _write_folder(format: str, source: Path, folder: Path, options: tuple[str | 
 
 
 def _write_onnx(source: Path, folder: Path, dtype: str | None, copy: bool) -> str:
-    """Write the model of ``source`` as an ONNX file to ``folder``; return the sentence on its inputs and outputs."""
+    """Write the model of ``source`` as an ONNX file to ``folder``; return a sentence on its inputs and outputs."""
     from qkv.interop.load import precision
     from qkv.interop.onnx.save import pooled_as, save_beside, save_onnx
     from qkv.interop.sentence import read_sentence
@@ -171,9 +171,9 @@ class _Source(NamedTuple):
     """Model to export.
 
     tokenizer, labels, begin: tokenizer, class names, and ids that start a target.   family: published family, "" if
-    not known.   kept: tensors of the checkpoint that are passed on as they are.   processor: of inputs other than text.
-    temperature: divisor of the logits of a classifier, for calibrated probabilities.   ends: ids of tokens that end a
-    text.
+    not known.   kept: tensors of the checkpoint that are written unchanged.   processor: processor of inputs other than
+    text, or None.   temperature: divisor of the logits of a classifier, for calibrated probabilities.   ends: ids of
+    tokens that end a text.
     """
 
     model: Transformer
@@ -200,13 +200,13 @@ def _read(source: Path, copy: bool) -> _Source:
         return _Source(*own, ends=found.sample.stop_token_ids)
     run = load(source, copy=copy, device="cpu")  # files are written from CPU memory
     if run.recipe.quantized is not None:
-        raise UserError(f"{source} has quantised weights; export the run that it was made from")
+        raise UserError(f"{source} has quantised weights; export the original run")
     if not run.vocabulary.shared:
         raise UserError(f"{source} uses different tokenizers for input and output, which no published family supports")
     if run.model.wide is not None:
-        worse = "" if run.model.wide.reads(DEEP) else "; on the validation part, they were better than the model"
+        worse = "" if run.model.wide.reads(DEEP) else "; on the validation data, it alone was better than the model"
         run.model.drop_wide()
-        typer.echo(f"the linear path beside the model is left out, since no other library reads them{worse}", err=True)
+        typer.echo(f"the linear path beside the model is left out, as no other library has it{worse}", err=True)
     begin = marks(run.vocabulary, getattr(run.recipe.task, "begin", ())).begin if run.model.encoder else ()
     tokenizer, processor = run.tokenizer if run.vocabulary.has_text else None, run.vocabulary.processor
     labels, heat = run.vocabulary.labels, run.temperature
@@ -254,10 +254,10 @@ def _write_model(read: _Source, folder: Path) -> str:
         try:
             save_with_code(read.model, folder, read.tokenizer)
         except UserError as error:
-            raise UserError(f"no published family that qkv knows is this model, and {error}") from None
+            raise UserError(f"no published family that qkv knows has this structure, and {error}") from None
         return (
-            "no published family is this model, so the folder holds a model file of its own, modeling_qkv.py; "
-            "transformers opens it with trust_remote_code=True where qkv is installed"
+            "no published family has this structure, so the folder contains its own model code, modeling_qkv.py; "
+            "transformers opens it with trust_remote_code=True if qkv is installed"
         )
     own = read.tokenizer, read.labels, read.family, read.begin, read.kept, read.processor
     written = save_published(read.model, folder, *own, read.ends)

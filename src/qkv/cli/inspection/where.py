@@ -22,7 +22,7 @@ qkv where blocks.0.branches.1.body.up.weight runs/my
 
 
 def where_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Tensor name, qkv's or the published one.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a tensor in qkv or in the checkpoint.")],
     run: Annotated[
         Path | None,
         typer.Argument(metavar="[RUN|FOLDER]", help="A run or a published checkpoint; default: any family."),
@@ -41,7 +41,7 @@ def where_command(
 
 
 def _rows(place: Place, shape: bool) -> list[tuple[str, Any]]:
-    """Build the (title, text) rows for one tensor; ``shape``: include its shape (only an example without a run)."""
+    """Build the (title, text) rows for one tensor. ``shape``: include its shape, which is unknown without a run."""
     rows = [
         ("name", place.ours),
         ("published as", ", ".join(place.theirs) + (f" ({place.way})" if place.way else "")),
@@ -54,7 +54,7 @@ def _rows(place: Place, shape: bool) -> list[tuple[str, Any]]:
 
 
 def _model(path: Path) -> tuple[Transformer, Family | None, str]:
-    """Read a run or checkpoint: (model without weights, published family or None, the family's architecture name)."""
+    """Read a run or checkpoint; return (model, published family or None, the family's architecture name)."""
     from qkv.interop.load import described
     from qkv.interop.save import covering
 

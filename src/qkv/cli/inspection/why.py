@@ -95,7 +95,7 @@ def _one_of_each(model: Model) -> Model:
 
 
 def _try_published(place: Path, overrides: list[str]) -> str:
-    """Decode one token with a published checkpoint; return the path that decoded it, or "" if it decodes no text."""
+    """Decode one token with a published checkpoint; return the decoding path, or "" if it generates no text."""
     from qkv.runs.storage.load import load
 
     if overrides:
@@ -104,7 +104,7 @@ def _try_published(place: Path, overrides: list[str]) -> str:
 
 
 def _decode(model: Transformer) -> str:
-    """Decode one token after a prompt; return the path that decoded it, or "" if the model decodes no text."""
+    """Decode one token after a prompt; return the decoding path, or "" if the model generates no text."""
     import torch
 
     from qkv.models.fast.native_token import decoding_path
@@ -121,7 +121,7 @@ def _decode(model: Transformer) -> str:
 
 
 def _try(model: Model, training: Training, quantized: Quantization | None) -> str:
-    """Train and decode one step with a model of a spec; return the decoding path, or "" if it decodes no text."""
+    """Train and decode one step with a model of a spec; return the decoding path, or "" if it generates no text."""
     import torch
 
     from qkv.data.batching.batch import Batch

@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from qkv.spec.recipe import Recipe
 
 _FITTED = 0.8
-"""Largest ratio of training loss to validation loss at which the training rows count as fitted."""
+"""Maximum ratio of training loss to validation loss at which the model counts as fitted to the training rows."""
 _LONGER = 3
 """Ratio of the advised time budget to the time budget of the run."""
 
 
 def advice(run: Run) -> str:
-    """Return a sentence on what would improve the run most, with the command; "" without a validation or a verb.
+    """Return a sentence on what would improve the run most, with the command; "" if the run has no validation or its
+    task no verb.
 
     If all validation rows are predicted right, no improvement can be measured. If the last validation was the best,
-    training was too short. If the training rows are not fitted, the model is too weak. Otherwise, more rows or a
+    training was too short. If the model does not fit the training rows, it is too weak. Otherwise, more rows or a
     pretrained encoder help.
     """
     verb = next((name for name, verb in VERBS.items() if verb.task == run.recipe.task.kind), None)
@@ -34,7 +35,7 @@ def advice(run: Run) -> str:
     rows = _perfect_rows(run)
     if rows:
         some = f"all {rows} validation rows are" if rows > 1 else "the one validation row is"
-        return f"{some} predicted right, so only more of them could show whether another model is better"
+        return f"{some} predicted right, so only more validation rows could show whether another model is better"
     recipe, options = run.recipe, _options(run.recipe, verb)
     start = f" --from {shlex.quote(recipe.start.checkpoint)}" if recipe.start.checkpoint else ""
     minutes = recipe.training.minutes
@@ -44,7 +45,7 @@ def advice(run: Run) -> str:
         if run.step == validated[-1]["step"]:
             return f"the last validation was the best, so more time helps: {command}"
         if _weak(run.metrics, validated, _least_loss(run)):
-            sentence = "the training rows are not fitted, so the model is too weak rather than the rows too few"
+            sentence = "the model does not even fit the training rows, so it is too weak, and more rows would not help"
             return f"{sentence}; with more time, larger models are tried: {command}"
     if recipe.start.checkpoint is None and VERBS[verb].tunes and recipe.data.processor is None:
         command = f"qkv train {verb} --from NAME{options}"
@@ -67,7 +68,7 @@ def _least_loss(run: Run) -> float:
 
 
 def _weak(rows: Sequence[Mapping[str, Any]], validated: Sequence[Mapping[str, Any]], least: float) -> bool:
-    """True if the mean loss at the end of training, minus ``least``, exceeds 0.8 of the smallest validation loss."""
+    """Return whether the mean training loss at the end, minus ``least``, exceeds 0.8 of the least validation loss."""
     losses = [row["loss"] for row in rows if row.get("loss") is not None]
     some = losses[-max(1, len(losses) // 10) :]
     return bool(some) and sum(some) / len(some) - least > _FITTED * min(row["val_loss"] for row in validated)

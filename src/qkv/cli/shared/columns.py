@@ -20,18 +20,18 @@ _OF_TASKS = {
     "labels": (_COLUMN, "Column of labels."),
     "value": (_COLUMN, "Number column."),
     "time": (_COLUMN, "Column of time stamps."),
-    "series": (_COLUMN, "Column of series; to forecast, their names."),
-    "known": ("COLUMNS", "Columns that are known in advance."),
+    "series": (_COLUMN, "Column of series; for forecasts: of their names."),
+    "known": ("COLUMNS", "Columns known in advance, such as holidays."),
     "summary": (_COLUMN, "Summary column."),
     "source": ("FILE|COLUMN", "Source text file; with --data, a column."),
-    "target": ("FILE|COLUMN", "Its translation, line by line."),
+    "target": ("FILE|COLUMN", "Translation of --source, line by line."),
     "words": (_COLUMN, "Column of words."),
     "tags": (_COLUMN, "Column of tags, one per word."),
     "question": (_COLUMN, "Question column."),
     "context": (_COLUMN, "Column of the text that contains the answer."),
     "answers": (_COLUMN, "Column of answers."),
 }
-"""Option -> its placeholder and its help, of columns that tasks read themselves."""
+"""Option for each column that a task reads -> (placeholder, help text)."""
 
 
 def column_options() -> dict[str, Any]:
@@ -53,10 +53,10 @@ def _option(metavar: str, text: str) -> Any:
 
 
 def with_options(command: Callable[..., None], options: dict[str, Any]) -> Callable[..., None]:
-    """Return ``command``, a function with a parameter ``**columns``, as typer reads it: with ``options`` as parameters.
+    """Replace the parameter ``**columns`` of ``command`` by one parameter per option, so that typer finds the options.
 
-    options: annotation of each option by name; options that are not given are None. The command's own parameters take
-    precedence over options of the same name.
+    options: annotation of each option by name; the default value is None. The command's own parameters take precedence
+    over options of the same name.
     """
 
     @wraps(command)

@@ -91,9 +91,9 @@ def speculation_options(
     if lookup is not None and draft is not None:
         raise UserError("--draft: tokens are proposed either by --lookup or by a draft model; leave one of them out")
     if others:
-        raise UserError(f"{option}: {others[0]} decodes no text token by token; leave one of them out")
+        raise UserError(f"{option}: {others[0]} does not generate text token by token; leave one of them out")
     if draft is None and draft_tokens is not None:
-        raise UserError("--draft-tokens: it needs a draft model, and --lookup has its own number; leave it out")
+        raise UserError("--draft-tokens: it needs a draft model; --lookup sets the number itself; leave it out")
     count = lookup if draft is None else DRAFT_TOKENS if draft_tokens is None else draft_tokens
     try:
         speculation = Speculation.parse({"kind": option[2:], "num_tokens": count})

@@ -53,7 +53,7 @@ class Command(TyperCommand):
 
 
 def applies(option: str, verb: str) -> bool:
-    """True if the parameter ``option`` of ``qkv train`` applies to ``verb``; "": a recipe or a text."""
+    """Return whether the parameter ``option`` of ``qkv train`` applies to ``verb``; "": a recipe or a text."""
     if option not in table_options():
         return not (option == "recipe" and verb)
     if option == "task":

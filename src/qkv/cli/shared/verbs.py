@@ -21,7 +21,7 @@ def column_names() -> list[str]:
 
 
 def table_options() -> list[str]:
-    """Return the options of ``qkv train`` that apply to tables of examples only, after a verb."""
+    """Return the options of ``qkv train`` that apply only to tables of examples, after a verb."""
     settings = (name for verb in VERBS.values() for name in verb.settings)
     return list(dict.fromkeys((*_OF_TABLES, *column_names(), *settings)))
 
@@ -30,7 +30,7 @@ TEXTS = ("source", "target")
 """Options of ``translate``: two files, or with ``--data`` two columns."""
 
 _OF_DATA = ("data", "validation", "test", "split", "bad_rows")
-"""Options of the data that do not name columns of the task."""
+"""Options for data that do not name columns of the task."""
 
 
 def table_of(verb: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -60,7 +60,7 @@ def table_of(verb: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]
 
 
 def _trains_on_text(given: Mapping[str, Any], begun: Mapping[str, Any]) -> bool:
-    """True if 'finetune' is given running text, on which training continues without a new task: no folder, no table."""
+    """Return whether the data of 'finetune' is running text, for language modelling, and not a folder or a table."""
     if "start" not in begun or "task" in given or not Path(given.get("data", "")).expanduser().is_file():
         return False
     from qkv.api.recipes import is_text, table_without_task
@@ -98,7 +98,7 @@ def _told(given: Mapping[str, Any], begun: Mapping[str, Any]) -> str:
 def _two_texts(named: dict[str, Any]) -> str:
     for name in TEXTS:
         if name not in named:
-            raise UserError(f"--{name} is missing: without --data, --source and --target are two texts, line by line")
+            raise UserError(f"--{name} is missing: without --data, --source and --target are two aligned text files")
     files = [named.pop(name) for name in TEXTS]
     for name, file in zip(TEXTS, files, strict=True):
         if not Path(file).expanduser().is_file():

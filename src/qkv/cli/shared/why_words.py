@@ -1,4 +1,4 @@
-"""``qkv predict --why``: words that mattered, as tables and as a page."""
+"""``qkv predict --why``: effect of each word on the answer, as tables and as an HTML page."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ def _write(path: Path, title: str, answers: Sequence[Mapping[str, Any]]) -> None
     from qkv.system.files import write_file
 
     page = Page(f"Words that mattered: {title}")
-    page.header("Each word is left out in turn. Blue: the answer is less probable, or lower, without it; red: more so.")
+    page.header(
+        "Each word is left out in turn. Blue: without the word, the answer is less probable, or the number lower; red: "
+        "more probable, or higher."
+    )
     add_sections(
         page,
         [

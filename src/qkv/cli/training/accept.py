@@ -15,8 +15,8 @@ def accept_command(run: RunFolder) -> None:
     """Accept the edited spec or vocabulary of a run.
 
     Weights record the spec and vocabulary that they were trained with, and commands refuse to load them with others.
-    This command records the current ones. If model.safetensors is missing, it uses the weights of the newest
-    checkpoint. Training can only be resumed with its original recipe.
+    This command records the current spec and vocabulary. If model.safetensors is missing, it uses the weights of the
+    newest checkpoint. Training can only be resumed with its original recipe.
     """
     folder = run_folder(run)
     from qkv.runs.storage.load import accept

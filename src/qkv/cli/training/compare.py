@@ -40,7 +40,7 @@ _Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Folder of the runs; default: runs/compare- and the name.")
 ]
 _Equal = Annotated[str | None, typer.Option(metavar="parameters|flops|steps|time", help="Budget; default: parameters.")]
-_NumSeeds = Annotated[int | None, typer.Option(metavar="N", help="Number of seeds, from 1; default: 3.")]
+_NumSeeds = Annotated[int | None, typer.Option(metavar="N", help="Number of seeds, 1 to N; default: 3.")]
 _Rates = Annotated[
     str | None, typer.Option(metavar="F,F,…", help="Factors of the learning rate to try; default: 0.5,1,2.")
 ]
@@ -50,10 +50,10 @@ _Baseline = Annotated[
 _Metric = Annotated[str | None, typer.Option(help="Metric to compare, such as accuracy; default: the task's.")]
 _Knob = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME:PATH", help="Integer that resizes an entry for equal parameters; repeatable."),
+    typer.Option(metavar="NAME:PATH", help="Integer setting to change for equal parameters; repeatable."),
 ]
 _Jobs = Annotated[
-    int | None, typer.Option(metavar="N", help="Runs at once, each in its own process; default: all in this one.")
+    int | None, typer.Option(metavar="N", help="Number of runs at once, each in its own process; default: one here.")
 ]
 _Scale = Annotated[
     int | None, typer.Option(metavar="N", help="Train each entry at N sizes, each twice the one before, and 3 lengths.")
@@ -62,7 +62,7 @@ _Fit = Annotated[
     bool, typer.Option("--fit", help="With --scale: fit a power law, and check its extrapolation by a larger run.")
 ]
 _Ray = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="Ray cluster that carries out the runs; 'local' starts one here.")
+    str | None, typer.Option(metavar="ADDRESS", help="Ray cluster that executes the runs; 'local' starts one here.")
 ]
 _Threads = Annotated[int, typer.Option(metavar="N", help="Cores of each run on the Ray cluster.")]
 
@@ -88,8 +88,8 @@ def compare_command(
     """Compare models over seeds, at equal parameters, training FLOPs, steps or time. The same command resumes.
 
     The learning rate of each entry is chosen on validation data. The table has means with 95 % intervals, and
-    differences from the baseline with paired tests, corrected for multiple comparisons. A failed entry keeps its row,
-    which gives the reason.
+    differences from the baseline with paired tests, corrected for multiple comparisons. The row of a failed entry gives
+    the reason.
     """
     from qkv.api.functions import compare
 
@@ -129,7 +129,7 @@ def _entries(named: list[str]) -> dict[str, tuple[str, ...]]:
     names = [name for name, _ in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UserError(f"the entry {twice!r} is given twice; give each a name of its own")
+        raise UserError(f"the entry {twice!r} is given twice; give each entry a different name")
     return dict(found)
 
 

@@ -25,7 +25,7 @@ def quantize_command(
     group: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Weights per scale, a multiple of 32; 0: a row. Default: 32 in 4 bits, else a row."
+            metavar="N", help="Weights per scale, a multiple of 32; 0: one row. Default: 32 for 4 bits, else 0."
         ),
     ] = None,
     data: Annotated[
@@ -36,7 +36,7 @@ def quantize_command(
 ) -> None:
     """Write a trained model with weights in fewer bits as a new run, which takes less memory and generates faster.
 
-    Shows the metrics of its task and the bytes of its weights before and after. Such a run is not trained further.
+    Shows the metrics of its task and the bytes of its weights before and after. A quantised run cannot be trained.
     """
     from qkv.api.functions import quantize
     from qkv.report.table import print_table

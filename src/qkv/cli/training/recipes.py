@@ -49,8 +49,8 @@ def recipes_command(
     typer.echo()
     print_table("comparisons", ("comparison", "recipe", "entries"), list(map(_compared, shipped_comparisons())))
     typer.echo(
-        "\ntrain a recipe: qkv train NAME   (--quick: its short form)\ncarry out a comparison: qkv compare NAME\n"
-        "change one: qkv recipes NAME > mine.yaml"
+        "\ntrain a recipe: qkv train NAME   (--quick: its short form)\nrun a comparison: qkv compare NAME\n"
+        "copy a recipe to change it: qkv recipes NAME > mine.yaml"
     )
 
 
@@ -81,7 +81,7 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
 
 
 def _row(recipe: Recipe) -> tuple[str, ...]:
-    """Build the table row of one recipe: its first recorded metric, and published reference values of that metric."""
+    """Build the table row of one recipe, with its first recorded metric and published values of that metric."""
     from qkv.report.evaluation import words
     from qkv.report.figures import duration, fixed
 

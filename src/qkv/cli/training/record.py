@@ -24,14 +24,14 @@ def record_command(
 ) -> None:
     """Record the results of finished runs in their recipe file: metrics, seeds, time, machine, versions, digests.
 
-    The runs must be of the recipe as it is in the file, or of its short form. The rest of the file, comments included,
-    is unchanged.
+    The runs must have been trained with the recipe as it is in the file, or with its short form. The rest of the file,
+    comments included, is unchanged.
     """
     *runs, recipe = paths
     if not runs or recipe.suffix not in _SUFFIXES:
         raise UserError(
-            "the last argument is the recipe, a file such as recipe.yaml, after one run or more; "
-            f"{str(recipe)!r} is last here"
+            f"the last argument should be a recipe file, such as recipe.yaml, after one or more runs; {str(recipe)!r} "
+            "given"
         )
     folders = [run_folder(run) for run in runs]
     from qkv.report.evaluation import words

@@ -147,9 +147,9 @@ def _table(recipe: str, options: dict[str, Any], changes: list[str]) -> tuple[st
 
 
 def say_start(source: str) -> None:
-    """Print a line before slow work begins: imports, reading of ``source``, a choice of model for this machine.
+    """Print a line before slow work begins: imports, reading of ``source``, selection of a model for this machine.
 
-    Nothing is printed if ``source`` is neither a file or folder nor a known name: an error message follows then.
+    Nothing is printed if ``source`` is neither a file or folder nor a known name, because an error message follows.
     """
     from qkv.data.corpora.named import NAMES
     from qkv.data.records.named import TABLES

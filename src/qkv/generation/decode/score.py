@@ -98,7 +98,7 @@ def check_options(options: Sequence[str]) -> None:
     """Raise ``UserError`` for repeated options."""
     for place, option in enumerate(options):
         if option in options[:place]:
-            raise UserError(f"the option {option!r} is listed twice, which would split its probability; list it once")
+            raise UserError(f"the option {option!r} is given twice, which would split its probability; give it once")
 
 
 def joined_ids(tokenizer: Tokenizer, prompt: str, options: Sequence[str]) -> tuple[list[int], list[list[int]]]:

@@ -14,15 +14,15 @@ from qkv.serving.engine.worker import LoadCounts, Mailbox, Worker
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 GAUGES: Mapping[str, tuple[str, Callable[[LoadCounts], int]]] = {
-    "qkv_requests_running": ("Texts that are being written.", lambda counts: counts.running),
-    "qkv_requests_waiting": ("Texts, embeddings and predictions that wait.", lambda counts: counts.waiting),
+    "qkv_requests_running": ("Texts that are being generated.", lambda counts: counts.running),
+    "qkv_requests_waiting": ("Waiting texts, embeddings and predictions.", lambda counts: counts.waiting),
     "qkv_state_bytes": ("Bytes of decoding states.", lambda counts: counts.nbytes),
-    "qkv_kept_state_bytes": ("Bytes of states kept for texts that begin alike.", lambda counts: counts.kept),
+    "qkv_kept_state_bytes": ("Bytes of states in the prefix cache.", lambda counts: counts.kept),
 }
 """Gauges read from a worker at each scrape."""
 COUNTERS: Mapping[str, tuple[str, Callable[[LoadCounts], int]]] = {
-    "qkv_shared_prompts": ("Prompts that began with a kept state.", lambda counts: counts.hits),
-    "qkv_shared_prompt_tokens": ("Tokens of prompts that were not read again.", lambda counts: counts.shared),
+    "qkv_shared_prompts": ("Prompts that started from the prefix cache.", lambda counts: counts.hits),
+    "qkv_shared_prompt_tokens": ("Prompt tokens found in the prefix cache.", lambda counts: counts.shared),
 }
 """Counters read from a worker at each scrape."""
 
@@ -38,10 +38,10 @@ class Metrics:
         self._http = Counter(
             "qkv_http_requests", "HTTP requests by path and status.", ["path", "status"], registry=self.registry
         )
-        self._read = Counter("qkv_prompt_tokens", "Tokens of prompts.", ["model"], registry=self.registry)
-        self._written = Counter("qkv_generated_tokens", "Tokens written.", ["model"], registry=self.registry)
+        self._read = Counter("qkv_prompt_tokens", "Prompt tokens.", ["model"], registry=self.registry)
+        self._written = Counter("qkv_generated_tokens", "Generated tokens.", ["model"], registry=self.registry)
         self._finished = Counter(
-            "qkv_texts", "Texts by the reason of their end.", ["model", "reason"], registry=self.registry
+            "qkv_texts", "Finished texts by reason of their end.", ["model", "reason"], registry=self.registry
         )
         self._first = Histogram(
             "qkv_first_token_seconds",
@@ -74,8 +74,8 @@ class Metrics:
     async def watched(
         self, model: str, read: int, mailbox: Mailbox, begun: float
     ) -> AsyncIterator[tuple[int, TextDelta]]:
-        """Yield the pieces of ``mailbox`` and count them. read: number of prompt tokens. begun: time of the request's
-        arrival.
+        """Yield the pieces of ``mailbox``, and record tokens and times. read: number of prompt tokens. begun: time at
+        which the request arrived, by ``time.monotonic``.
         """
         self._read.labels(model).inc(read)
         first = True

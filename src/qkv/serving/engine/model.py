@@ -32,16 +32,16 @@ from qkv.spec.generation import FILTERS, Generation
 from qkv.tokenizers.chat_template import NO_TEMPLATE, ChatTemplate, find_template
 
 _SEARCH = ("num_beams", "length_penalty", "num_return", "early_stopping", "seed")
-"""Generation settings of a run that a server ignores: those of beam search, and the seed of samples in training."""
+"""Generation settings of a run that a server ignores: those of beam search, and the seed."""
 _SHORTEST_LIMIT = 2048
-"""Smallest default limit of tokens per text, also for models with a shorter context."""
+"""Lower bound of the default limit of tokens per text, also for models with a shorter context."""
 
 
 class ServedModel:
-    """Run that a server serves.
+    """Run that a server serves, with its worker thread.
 
-    writes: it generates text, after a prompt or, with an encoder, from a source. embeds: it computes embeddings of
-    texts. reranks: it scores documents for a query. predicts: its task has predictions.
+    writes: True if it generates text, after a prompt or, with an encoder, from a source. embeds: True if it computes
+    embeddings of texts. reranks: True if it scores documents for a query. predicts: True if its task has predictions.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class ServedModel:
         """Load ``source``, a run or a folder.
 
         speculation: function that returns the speculator of a run; None for plain decoding. keep_adapters: keep
-        adapters separate, see ``share``. chat_template: replaces the tokenizer's. Raises ``UserError`` if the model has
-        no capability that can be served, or if the speculator cannot propose tokens for it.
+        adapters separate, see ``share``. chat_template: template that replaces the tokenizer's, or None. Raises
+        ``UserError`` if the model has no capability that can be served, or if the speculator cannot propose tokens.
         """
         run, self.embedding = opened(source, keep_adapters=keep_adapters)
         self.name, self.run, self.limits, self.created = name, run, limits, int(time.time())
@@ -66,13 +66,13 @@ class ServedModel:
         if text and chat_template is not None:
             self.tokenizer.chat_template = chat_template
         written = model.spec.decodes and model.vocab_size is not None and run.recipe.model.head.predicts_tokens
-        # Of the models that write from a source without an encoder, only those of named inputs are asked by messages.
+        # A decoder that generates from a source is served only if it has named inputs, which messages can contain.
         asked = (model.encoder is not None) == self.task.writes_from_source or bool(run.recipe.data.inputs)
         self.writes = text and written and asked
         self.embeds, self.reranks = text, bool(scorer_kind(run, self.embedding))
         self.predicts = bool(self.task.asks) or self.task.predicts_tables
         if not (self.writes or self.embeds or self.predicts):
-            raise UserError(f"{run.folder}: a server cannot ask this model for text, embeddings or predictions")
+            raise UserError(f"{run.folder}: the model yields no text, embeddings or predictions that can be served")
         queued, keep = (model, self.tokenizer, limits.memory, limits.batch, limits.queue), limits.memory or KEPT
         speculator = speculation(run) if speculation is not None and self.writes else None
         if speculator is not None:
@@ -81,7 +81,7 @@ class ServedModel:
         self.worker = Worker(requests, name, limits.queue, self._warm_up)
 
     def _warm_up(self) -> None:
-        """Prepare the model for its first request, in the thread that owns it; see ``qkv.serving.engine.warm``."""
+        """Prepare the model for its first request, in the worker thread; see ``qkv.serving.engine.warm``."""
         digit = Structure("regex", "[0-9]", "guided_regex")
         steps: list[Callable[[], object]] = []
         if self.worker.requests is not None:
@@ -128,12 +128,12 @@ class ServedModel:
 
     @cached_property
     def constraints(self) -> Constraints:
-        """Compiled constraints."""
+        """Cache of compiled constraints for structured outputs."""
         return Constraints(self.tokenizer)
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """Template of chats. Raises ``UserError`` without one."""
+        """Chat template. Raises ``UserError`` if there is none."""
         if self.tokenizer.chat_template is None:
             way_out = "use /v1/completions, or start the server with --chat-template FILE"
             raise UserError(f"messages: the model {self.name!r} has {NO_TEMPLATE}; {way_out}")
@@ -181,7 +181,7 @@ class ServedModel:
         return {**found, "max_tokens": own.max_new_tokens, "stop": list(own.stop)} if self.writes else {}
 
     def prompt(self, given: str | Sequence[int]) -> list[int]:
-        """Tokenize a prompt; with an encoder, as its source."""
+        """Tokenize a prompt; for a model with an encoder, as the encoder's input."""
         if not isinstance(given, str):
             return list(given)
         if not self.task.writes_from_source:
@@ -237,8 +237,8 @@ class ServedModel:
         inputs: Mapping[str, Signal] | None = None,
     ) -> list[Request]:
         """Build the requests of the ``n`` texts after a prompt. asked: requested maximum number of new tokens; None for
-        the default, see ``_most_new``. structure: constraint of the texts. inputs: signals of other inputs whose
-        placeholders are in the prompt.
+        the default, see ``_most_new``. structure: constraint of the texts. inputs: signals of the inputs other than
+        text, such as pictures, whose placeholders are in the prompt.
 
         Text i has the seed of the body + i. Raises ``ApiError`` for a text that may be longer than the limit.
         """
@@ -275,17 +275,17 @@ class ServedModel:
     def _most_new(self, prompt: int, asked: int | None, goes_on: bool) -> int:
         """Return the maximum number of new tokens: ``asked``, or a default if it is None.
 
-        The default is the rest of the context after the prompt if ``goes_on``. It is the run's ``max_new_tokens``
-        otherwise, or if the prompt is longer than the context of training; the limit of tokens bounds it.
+        The default is the rest of the context after the prompt if ``goes_on``. Otherwise, and if the prompt is longer
+        than the context of training, it is the run's ``max_new_tokens``. It never exceeds the limit of tokens.
         """
         room, usual = self.most_tokens - prompt, self.writing.max_new_tokens
         reach = self.limits.tokens or min(self.most_tokens, self.run.model.spec.context_length)
         if goes_on and reach > prompt:
             usual = reach - prompt
         if room < (asked or 0):
-            said = f"the prompt has {prompt} tokens, and with {asked or 0} new ones the limit of {self.most_tokens}"
+            said = f"the prompt has {prompt} tokens, which with {asked or 0} new ones exceed the limit of"
             code = "context_length_exceeded"
-            raise ApiError(f"{said} tokens is passed; ask for less", param="max_tokens", code=code)
+            raise ApiError(f"{said} {self.most_tokens} tokens; ask for fewer", param="max_tokens", code=code)
         return min(usual, room) if asked is None else asked
 
 

@@ -1,4 +1,4 @@
-"""Pictures in the messages of a chat, for models with named inputs."""
+"""Pictures in chat messages, for models with named inputs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from qkv.tasks.named_inputs import InputsEncoder
 
 
 class PictureReader:
-    """Reader of pictures for the inputs of a model that are pictures.
+    """Reader that assigns the pictures of a chat to the model's picture inputs.
 
-    A single such input takes all pictures of a chat. Of several inputs, each takes one, in the order of the data.
+    A single picture input takes all pictures. Several picture inputs take one each, in the order of the recipe's data.
     """
 
     def __init__(self, recipe: Recipe, vocabulary: Vocabulary):
@@ -30,7 +30,7 @@ class PictureReader:
         """
         names = self.names * len(uris) if len(self.names) == 1 else self.names
         if len(names) != len(uris):
-            raise UserError(f"messages: {len(uris)} pictures given; the model reads {', '.join(names)}, one each")
+            raise UserError(f"messages: {len(uris)} pictures given; the model needs one each for {', '.join(names)}")
         values = [(name, self._value(name, uri)) for name, uri in zip(names, uris, strict=True)]
         signals = {
             name: self.encoder.processors[name].signal([value for other, value in values if other == name])

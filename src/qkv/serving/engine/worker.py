@@ -102,7 +102,7 @@ class LoadCounts(NamedTuple):
 
 
 class Worker:
-    """Thread that owns a ``RequestQueue``. All methods but ``start`` and ``stop`` are called in the event loop."""
+    """Thread that owns a ``RequestQueue``. Call all methods but ``start`` and ``stop`` in the event loop."""
 
     def __init__(
         self, requests: RequestQueue | None, name: str, max_calls: int, warm_up: Callable[[], None] = lambda: None
@@ -117,7 +117,7 @@ class Worker:
         self._calls: deque[_Call] = deque()
         self._open: dict[int, Mailbox] = {}
         self._unsent: dict[int, TextDelta] = {}
-        """Number of a request -> its pieces that have not been sent, joined."""
+        """Number of a request -> its unsent pieces, joined to one."""
         self._begun: set[int] = set()
         """Numbers of the running requests whose first piece has been sent."""
         self._send_at = 0.0
@@ -127,7 +127,7 @@ class Worker:
 
     @property
     def counts(self) -> LoadCounts:
-        """Latest counts of the thread; while texts are generated, bytes are counted every ``_RECOUNT`` seconds."""
+        """Latest load counts; while texts are generated, bytes are counted every ``_RECOUNT`` seconds."""
         counted = self._counted
         return counted._replace(waiting=counted.waiting + len(self._calls))
 

@@ -44,7 +44,7 @@ class AnswerLayout(ABC):
 
 @dataclass(frozen=True)
 class AskedTexts:
-    """Texts to generate for one HTTP request. read: number of prompt tokens. layout: format of the response."""
+    """Texts that one HTTP request asks for. read: number of prompt tokens. layout: format of the response."""
 
     model: ServedModel
     body: GenerationBody
@@ -69,9 +69,8 @@ async def answer(http: HttpRequest, asked: AskedTexts) -> Response:
     """
     begun, most = time.monotonic(), asked.model.limits.queue
     if len(asked.requests) > most:
-        raise ApiError(
-            f"{len(asked.requests)} texts are asked for, and the queue has room for {most}", code="invalid_value"
-        )
+        said = f"{len(asked.requests)} texts are requested, but the queue has room for {most}"
+        raise ApiError(said, code="invalid_value")
     mailbox = await unless_dropped(http, asked.model.worker.submit(asked.requests))
     watched = asked.metrics.watched(asked.model.name, asked.read, mailbox, begun)
     if asked.body.stream:

@@ -112,22 +112,22 @@ def _page() -> str:
 
 
 async def health(_: HttpRequest, service: Service) -> Response:
-    """Answer ``GET /health``: the server runs."""
+    """Answer ``GET /health``: a fixed status and the names of the models, as a sign that the server runs."""
     return JSONResponse({"status": "ok", "models": list(service.models)})
 
 
 async def metrics(_: HttpRequest, service: Service) -> Response:
-    """Answer ``GET /metrics``."""
+    """Answer ``GET /metrics``: the metrics of the server in the format of Prometheus."""
     return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def models(_: HttpRequest, service: Service) -> Response:
-    """Answer ``GET /v1/models``."""
+    """Answer ``GET /v1/models``: all models with their capabilities."""
     return JSONResponse({"object": "list", "data": [model.to_dict() for model in service.models.values()]})
 
 
 async def one_model(http: HttpRequest, service: Service) -> Response:
-    """Answer ``GET /v1/models/NAME``."""
+    """Answer ``GET /v1/models/NAME``: one model with its capabilities."""
     return JSONResponse(service.model(http.path_params["name"]).to_dict())
 
 

@@ -45,7 +45,7 @@ async def _prompt_scores(model: ServedModel, asked: AskedTexts, count: int) -> l
 
 
 async def chat(http: HttpRequest, service: Service) -> Response:
-    """Answer ``POST /v1/chat/completions``."""
+    """Answer ``POST /v1/chat/completions``: the next messages of an assistant, or tool calls."""
     body = await read_body(http, ChatBody, service.limits)
     model = writer(service, body.model)
     asked = await asyncio.to_thread(asked_to_chat, model, body, service, ChoicesLayout())
@@ -57,7 +57,8 @@ def writer(service: Service, name: str | None) -> ServedModel:
     model = service.model(name)
     if not model.writes:
         can = ", ".join(model.to_dict()["capabilities"])
-        raise ApiError(f"the model {model.name!r} does not write text; it has: {can}", param="model", code="no_text")
+        said = f"the model {model.name!r} does not generate text; its capabilities: {can}"
+        raise ApiError(said, param="model", code="no_text")
     return model
 
 
@@ -106,13 +107,13 @@ def asked_to_chat(model: ServedModel, body: ChatBody, service: Service, layout: 
 
 
 def _call_form(model: ServedModel, body: ChatBody) -> CallForm | None:
-    """Return the form of tool calls in the answer; None if no tool may be called. Raises ``ApiError`` for a chat
-    template that does not support tools.
+    """Return the text form in which the model writes tool calls; None if no tool may be called. Raises ``ApiError`` for
+    a chat template that does not support tools.
     """
     called = any(message.calls for message in body.messages)
     if not (body.usable or called):
         return None
     if not model.template.reads_tools:
         param = "tools" if body.usable else "messages"
-        raise ApiError(f"{param}: the chat template of the model {model.name!r} knows no tools", param=param)
+        raise ApiError(f"{param}: the chat template of the model {model.name!r} does not support tools", param=param)
     return call_form(model.template) if body.usable else None

@@ -99,7 +99,7 @@ def _check_dimensions(model: ServedModel, asked: int | None) -> None:
     """Raise ``ApiError`` for a number of dimensions to which the model's vectors may not be truncated."""
     if asked is None or (model.sizes is not None and (asked in model.sizes or not model.sizes)):
         return
-    allowed = "vectors of this model cannot be cut: its config.json names neither is_matryoshka nor its sizes"
+    allowed = "vectors of this model cannot be truncated: its config.json names neither is_matryoshka nor its sizes"
     if model.sizes:
         allowed = f"allowed: {', '.join(map(str, model.sizes))}"
     raise ApiError(f"dimensions: {asked} given; {allowed}", param="dimensions", code="invalid_value")

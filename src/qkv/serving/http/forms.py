@@ -1,4 +1,4 @@
-"""JSON forms of the choices of completions and chats, whole and as chunks of a stream."""
+"""JSON format of the choices of completions and chats, whole and as chunks of a stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Written:
     finished: str | None = None
 
     def add(self, piece: TextDelta) -> None:
-        """Append a piece."""
+        """Append a new piece of the text."""
         self.text += piece.text
         self.tokens += piece.tokens
         self.scores += piece.scores
@@ -31,8 +31,8 @@ class Written:
 
 
 class Form(ABC):
-    """Form of the answers of an endpoint. whole, chunk: values of ``object`` in its bodies and chunks; prefix: start of
-    their ids.
+    """JSON format of the answers of an endpoint. whole, chunk: values of the field ``object`` in bodies and in chunks;
+    prefix: start of the field ``id``.
     """
 
     whole: str
@@ -40,7 +40,7 @@ class Form(ABC):
     prefix: str
 
     def __init__(self, tokenizer: Tokenizer, scored: bool):
-        """``scored``: log-probabilities are part of the answer."""
+        """``scored``: whether answers include log-probabilities."""
         self.tokenizer, self.scored = tokenizer, scored
 
     @abstractmethod
@@ -64,7 +64,7 @@ class Form(ABC):
 
 
 class CompletionForm(Form):
-    """Form of ``/v1/completions``."""
+    """JSON format of ``/v1/completions``."""
 
     whole = chunk = "text_completion"
     prefix = "cmpl"
@@ -124,7 +124,7 @@ class CompletionForm(Form):
 
 
 class ChatForm(Form):
-    """Form of ``/v1/chat/completions``."""
+    """JSON format of ``/v1/chat/completions``."""
 
     whole, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 

@@ -56,8 +56,8 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Return a context manager in which the signals shut the server down. Unlike uvicorn's, it does not raise them
-        again at the end.
+        """Context manager: SIGINT and SIGTERM shut the server down inside. Unlike uvicorn's, it does not raise the
+        signals again at the end.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -105,10 +105,10 @@ def serve(
     server accepts connections. Raises ``UserError`` if the port has been taken meanwhile.
     """
     for name, seconds in service.warm():
-        tell(f"{name}: warm after {seconds:.1f} s (weights laid out, kernels built, a text written)")
+        tell(f"{name}: warm after {seconds:.1f} s (weights laid out, kernels built, a test text generated)")
     collect_once()
     listen(opened)
-    tell(f"serving at {url_of(opened)} (OpenAI's interface: {url_of(opened)}/v1); Ctrl-C ends")
+    tell(f"serving at {url_of(opened)} (OpenAI's interface: {url_of(opened)}/v1); Ctrl-C stops it")
     http_server(service, access, patience).run(sockets=[opened])
 
 

@@ -29,7 +29,7 @@ KINDS = ("message", "function_call", "function_call_output", "reasoning")
 
 def _messages(value: Any) -> Any:
     """Convert ``input``, a text or a list of items, to chat messages."""
-    if isinstance(value, tuple):  # read before
+    if isinstance(value, tuple):  # already converted
         return value
     items: list[Any] = [{"role": "user", "content": value}] if isinstance(value, str) else value
     if not isinstance(items, list) or not items:
@@ -102,7 +102,7 @@ def _format(value: Any) -> Any:
 
 
 class TextOptions(Lenient):
-    """Options of the text of an answer."""
+    """Options for the text of an answer: its format."""
 
     format: Annotated[Any, BeforeValidator(_format)] = None
     verbosity: NoEffect = None
@@ -139,7 +139,7 @@ class ResponsesBody(GenerationBody):
 
     def problems(self) -> list[Problem]:
         if self.text is not None and self.text.format is not None and self._structures:
-            return [Problem((self._structures[0].name,), "it is given beside text.format; leave one out")]
+            return [Problem((self._structures[0].name,), "it cannot be combined with text.format; leave one out")]
         return super().problems()
 
     @property
@@ -182,7 +182,7 @@ _SHARED = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"
 
 
 async def responses(http: HttpRequest, service: Service) -> Response:
-    """Answer ``POST /v1/responses``."""
+    """Answer ``POST /v1/responses``: the next output items of a chat."""
     body = await read_body(http, ResponsesBody, service.limits)
     model = writer(service, body.model)
     layout = ResponseLayout(body.echo())

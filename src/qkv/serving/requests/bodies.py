@@ -32,7 +32,7 @@ def only(*allowed: Any) -> Callable[[Any], Any]:
 
     def check(value: Any) -> Any:
         if not any(type(value) is type(each) and value == each for each in (None, *allowed)):
-            raise ValueError(f"{quoted(value)} given, and this server cannot honour it; allowed: {named}")
+            raise ValueError(f"{quoted(value)} given, but this server does not support it; allowed: {named}")
         return value
 
     return check
@@ -70,7 +70,7 @@ def _prompts(value: Any) -> Any:
     """Normalise the prompts of a completion to a tuple of texts and tuples of ids."""
     if value is None or isinstance(value, str):
         return (value or "",)
-    if isinstance(value, tuple):  # read before
+    if isinstance(value, tuple):  # already converted
         return value
     if not isinstance(value, list) or not value:
         raise ValueError(f"{quoted(value)} given; allowed: a text, a list of ids, or a list of these")
@@ -163,9 +163,9 @@ class GenerationBody(Lenient):
             return [Problem(("stream_options",), "it applies to streamed answers; set stream to true or leave it out")]
         if len(self._structures) > 1:
             names = [each.name for each in self._structures]
-            return [Problem((names[1],), f"it is given beside {names[0]}; an answer has one form, leave one out")]
+            return [Problem((names[1],), f"it cannot be combined with {names[0]}; leave one of them out")]
         if len({self.repetition_penalty, self.repeat_penalty} - {None}) > 1:
-            sentence = f"{self.repeat_penalty} given, and repetition_penalty {self.repetition_penalty}; give one"
+            sentence = f"{self.repeat_penalty} given, but repetition_penalty is {self.repetition_penalty}; give one"
             return [Problem(("repeat_penalty",), sentence)]
         return []
 
@@ -188,7 +188,7 @@ class GenerationBody(Lenient):
 
     @property
     def structure(self) -> Structure | None:
-        """Constraint of the answer; None for any text."""
+        """Constraint of the answer; None if any text is allowed."""
         return next(iter(self._structures), None)
 
     @property
@@ -215,7 +215,7 @@ class CompletionBody(GenerationBody):
     def problems(self) -> list[Problem]:
         found = super().problems()
         if self.best_of not in (None, self.n or 1):
-            found.append(Problem(("best_of",), f"{self.best_of} given, and all n texts are returned; leave it out"))
+            found.append(Problem(("best_of",), f"{self.best_of} given, but all n texts are returned; leave it out"))
         if len(self.prompt) * (self.n or 1) > MAX_CHOICES:
             sentence = f"{self.n} texts of {len(self.prompt)} prompts given; allowed: at most {MAX_CHOICES} in all"
             found.append(Problem(("n",), sentence))
@@ -238,7 +238,7 @@ def parsed(data: bytes, kind: type[Body]) -> Body:
         if _SURROGATE.search(data):
             tree = json.loads(well_formed(json.dumps(tree, ensure_ascii=False)))
         if not isinstance(tree, dict):
-            raise ApiError(f'the body is {quoted(tree)}, and an object such as {{"prompt": "a"}} is needed')
+            raise ApiError(f'the body is {quoted(tree)}, but an object such as {{"prompt": "a"}} is needed')
         return kind.parse(tree)
     except UnicodeDecodeError as error:
         said = f"the body is not UTF-8: byte {data[error.start]:#04x} at position {error.start}"

@@ -134,7 +134,7 @@ def tools_of(value: Any) -> Any:
         except SpecError as error:
             raise ValueError(f"tool {place + 1}: {error}") from None
         if name in names:
-            raise ValueError(f"the function {name!r} is given twice")
+            raise ValueError(f"the function {name!r} is given twice; each tool needs a different name")
         names.add(name)
     return value
 
@@ -179,7 +179,7 @@ class ChatMessage(Lenient):
 
     def problems(self) -> list[Problem]:
         if self.calls and self.role != "assistant":
-            return [Problem(("tool_calls",), f"a message of the role {self.role!r} calls no tools")]
+            return [Problem(("tool_calls",), f"a message of the role {self.role!r} cannot call tools")]
         return []
 
     @property
@@ -188,7 +188,7 @@ class ChatMessage(Lenient):
         return [piece.uri for piece in self.content or () if isinstance(piece, Picture)]
 
     def _text(self, first: int) -> str:
-        """Return the content as one text, with a mark at the place of each picture; ``first``: number of the first."""
+        """Return the content as one text, with a marker in place of each picture. ``first``: number of its first."""
         if self.content is None or isinstance(self.content, str):
             return unmarked(self.content or self.refusal or "")
         numbers = count(first)
@@ -233,18 +233,18 @@ class ChatBody(GenerationBody):
         if self.top_logprobs is not None and not self.logprobs:
             found.append(Problem(("top_logprobs",), "it applies with log-probabilities; set logprobs to true"))
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
-            sentence = f"{self.max_tokens} given, and max_completion_tokens {self.max_completion_tokens}; give one"
+            sentence = f"{self.max_tokens} given, but max_completion_tokens is {self.max_completion_tokens}; give one"
             found.append(Problem(("max_tokens",), sentence))
         return found + self._problems_of_tools()
 
     def _problems_of_tools(self) -> list[Problem]:
         named = self.tool_choice[0] if isinstance(self.tool_choice, tuple) else None
         if not self.tools and (named or self.tool_choice == "required"):
-            return [Problem(("tool_choice",), "it asks for a call, and there are no tools; give them in tools")]
+            return [Problem(("tool_choice",), "it requires a tool call, but there are no tools; give them in tools")]
         if named and named not in self.names:
             return [Problem(("tool_choice",), f"there is no tool {named!r}; {nearest(named, self.names)}")]
         if self.usable and self.structure and self.structure.kind != "json_schema":
-            sentence = "tools are given beside it, and a call has another form; set tool_choice to none or leave {} out"
+            sentence = "it would forbid the calls of the given tools; set tool_choice to none or leave {} out"
             return [Problem((self.structure.name,), sentence.format(self.structure.name))]
         return []
 
@@ -254,7 +254,7 @@ class ChatBody(GenerationBody):
         return [uri for message in self.messages for uri in message.pictures]
 
     def to_template(self) -> list[dict[str, Any]]:
-        """Return the messages in the form that chat templates read, with numbered marks at the places of pictures."""
+        """Return the messages in the form that chat templates read, with a numbered marker in place of each picture."""
         firsts = accumulate((len(message.pictures) for message in self.messages), initial=0)
         return [message.to_template(first) for message, first in zip(self.messages, firsts, strict=False)]
 

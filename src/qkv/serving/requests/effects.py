@@ -22,8 +22,7 @@ _MARK = "without effect"
 NoEffect = Annotated[Any, _MARK]
 """Type of a known parameter that has no effect on an answer, whatever its value."""
 _NAMED, _LONGEST, _REMEMBERED = 20, 64, 1000
-"""Maximum numbers: of parameters named in a header, of characters of a name, and of logged names that are remembered.
-"""
+"""Maximum number of parameters named in a header, of characters of a name, and of distinct names that are logged."""
 _LOG = logging.getLogger("qkv.serving")
 _logged = set[str]()
 

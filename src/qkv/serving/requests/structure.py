@@ -39,7 +39,7 @@ def response_format(value: Any) -> Structure | None:
 
     Raises ``ValueError``.
     """
-    if value is None or isinstance(value, Structure):  # read before
+    if value is None or isinstance(value, Structure):  # already converted
         return value
     kinds, kind = ("text", "json_object", "json_schema"), value.get("type") if isinstance(value, dict) else None
     if kind not in kinds or value.keys() - {"type", "json_schema"}:
@@ -48,7 +48,7 @@ def response_format(value: Any) -> Structure | None:
         return None if kind == "text" else _schema({"type": "object"}, "response_format")
     inner = value.get("json_schema")
     if not isinstance(inner, dict) or not isinstance(inner.get("schema"), dict):
-        raise ValueError("'json_schema' given; allowed with an object 'json_schema' that has a 'schema', an object")
+        raise ValueError("'json_schema' given without a schema; it needs the object json_schema.schema beside it")
     if unknown := inner.keys() - {"name", "description", "schema", "strict"}:
         raise ValueError(f"'json_schema' has the key {min(unknown)!r}; {nearest(min(unknown), ('schema', 'strict'))}")
     return _schema(inner["schema"], "response_format")

@@ -4,8 +4,8 @@
     {"name": "f", "arguments": {…}}
     </tool_call>
 
-On the left is the form of Hermes and Qwen, on the right that of Llama 3, where a call is the whole answer. The form of
-a model is the form in which its chat template renders a call.
+On the left is the form of Hermes and Qwen, on the right that of Llama 3, where a call is the whole answer. Which form a
+model uses is found out by rendering a call with its chat template.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PROBE = {"type": "function", "function": {"name": _NAME, "description": "", "pa
 
 
 def call_form(template: ChatTemplate) -> CallForm:
-    """Return the form in which a chat template renders a call: the form whose reader parses a rendered call correctly.
+    """Return the form in which a chat template renders a tool call: the one whose parser reads such a call correctly.
 
     Raises ``UserError`` for an unknown form.
     """
@@ -54,7 +54,7 @@ def call_form(template: ChatTemplate) -> CallForm:
         if arguments == [_ARGUMENTS]:  # text around a marked call may differ from that around a plain answer
             return form
     raise UserError(
-        "tools: the chat template of this model asks for calls in a form that is not known here; known are "
+        "tools: the chat template of this model writes tool calls in a form that is not supported; supported are "
         "<tool_call> with JSON (Hermes, Qwen) and JSON with parameters (Llama 3)"
     )
 
@@ -79,14 +79,14 @@ class Parsed(NamedTuple):
 
 
 class CallReader:
-    """Incremental parser of calls in the pieces of an answer. Text that may belong to a call is held back.
+    """Incremental parser of tool calls in a streamed answer. Text that may belong to a call is held back.
 
     A call that is not valid JSON, or whose function is unknown, is treated as content.
     """
 
     def __init__(self, form: CallForm, names: Collection[str], begun: bool = False, most: int | None = None):
-        """``names``: names of the functions. begun: the answer starts inside a call. most: maximum number of calls;
-        further calls are dropped.
+        """``names``: names of the functions. begun: whether the answer starts inside a call. most: maximum number of
+        calls; further calls are dropped.
         """
         self._form, self._names, self._within, self._most = form, names, begun, most
         self._held, self._found, self._spoken = "", 0, False
@@ -129,8 +129,8 @@ class CallReader:
         return sure, False, held[len(sure) :]
 
     def _call(self, text: str, calls: list[ToolCall], whole: bool = True) -> str:
-        """Append the call in ``text`` to ``calls`` and return ""; if it is not a call, return it as content. whole: the
-        end mark of the call was found.
+        """Append the call in ``text`` to ``calls`` and return ""; if it is not a call, return it as content. whole:
+        whether the text that ends a call was found.
         """
         found = self._parsed(text)
         if found is None:
