@@ -64,4 +64,4 @@ def test_without_a_template_the_way_out_is_named(tmp_path: Path, capsys: pytest.
     assert main([*line[:-1], "-3"]) == 2
     assert "--max-new-tokens: -3 given" in capsys.readouterr().err
     assert main(["chat", str(folder), "the " * 200, "--chat-template", str(file)]) == 2
-    assert "begin a new one" in capsys.readouterr().err
+    assert "begin a new chat" in capsys.readouterr().err

@@ -152,7 +152,7 @@ def test_paths_methods_and_media_types(server: Running) -> None:
     refused(httpx.get(f"{server.url}/v1/completions"), 405, "GET is not allowed at '/v1/completions'")
     refused(httpx.get(f"{server.url}/v1/models/other"), 404, "there is no model 'other'")
     plain = posted(server, json.dumps(COMPLETION).encode(), **{"content-type": "text/plain"})
-    refused(plain, 415, "the content type is 'text/plain', and application/json is needed")
+    refused(plain, 415, "the content type is 'text/plain', but application/json is needed")
     refused(posted(server, b'{"prompt": "a"}'), 400, "model: this server has 5; allowed: bytes, gru")
     assert posted(server, b'{"model": "rop"}').json()["error"]["code"] == "model_not_found"
 

@@ -18,7 +18,7 @@ class TextWriter:
     def __init__(
         self, tokenizer: Tokenizer | None, prompt: Sequence[int], stop: Sequence[str] = (), min_tokens: int = 0
     ):
-        """Start after ``prompt``: ids before the text, at least the last ``PROMPT_END`` of them.
+        """``prompt``: ids before the text, at least the last ``PROMPT_END`` of them, which the decoder reads first.
 
         ``tokenizer``: None for a model without one; all pieces are then empty. ``min_tokens``: number of first tokens
         whose text is not searched for stop strings.

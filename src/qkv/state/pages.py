@@ -94,7 +94,7 @@ class Paged(Store):
     """Key/value cache in pages: position p of a row is at index p mod S of the row's page p // S."""
 
     def __init__(self, sizes: PageSizes, like: Tensor, rows: Sequence[_Row]):
-        """Hold ``rows``. ``like``: empty tensor with the dtype and device of the pages."""
+        """Create a store of ``rows``. ``like``: empty tensor with the dtype and device of the pages."""
         self._rows, self.sizes, self.like = list(rows), sizes, like
         for row in rows:
             row.holders += 1

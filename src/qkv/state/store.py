@@ -83,7 +83,7 @@ class Dense(Store):
     """Key/value cache, position p in slot p: keys (B, H, C, Dk), values (B, H, C, Dv); C slots, doubled as needed."""
 
     def __init__(self, keys: Tensor, values: Tensor, most: int | None = None):
-        """Hold ``keys`` and ``values``, empty slots included. ``most``: maximum number of slots; None for no limit."""
+        """``keys``, ``values``: buffers, empty slots included. ``most``: maximum number of slots; None for no limit."""
         self.keys, self.values, self.most = keys, values, most
 
     def append(self, keys: Tensor, values: Tensor, arrival: Arrival) -> View:

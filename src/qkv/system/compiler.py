@@ -76,7 +76,7 @@ def build(source: Path, flags: Sequence[str]) -> Path:
 
 @cache
 def _announce() -> None:
-    """Print the reason for the wait to standard error, once per process, if it is a terminal."""
+    """Tell the user that kernels are being compiled: one line per process, only if standard error is a terminal."""
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None and sys.stderr.isatty():
             sys.stderr.write("compiling native kernels for this processor, once (about 6 s)\n")

@@ -1,4 +1,4 @@
-"""``qkv ask``."""
+"""Command ``qkv ask``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``qkv chat``."""
+"""Command ``qkv chat``."""
 
 from __future__ import annotations
 

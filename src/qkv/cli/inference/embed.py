@@ -1,4 +1,4 @@
-"""``qkv embed``."""
+"""Command ``qkv embed``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``qkv evaluate``."""
+"""Command ``qkv evaluate``."""
 
 from __future__ import annotations
 

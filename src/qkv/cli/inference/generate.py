@@ -1,4 +1,4 @@
-"""``qkv generate``."""
+"""Command ``qkv generate``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``qkv predict``."""
+"""Command ``qkv predict``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``qkv search``."""
+"""Command ``qkv search``."""
 
 from __future__ import annotations
 

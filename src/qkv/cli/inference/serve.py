@@ -1,4 +1,4 @@
-"""``qkv serve``."""
+"""Command ``qkv serve``."""
 
 from __future__ import annotations
 

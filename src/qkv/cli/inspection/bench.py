@@ -1,4 +1,4 @@
-"""``qkv bench``."""
+"""Command ``qkv bench``."""
 
 from __future__ import annotations
 

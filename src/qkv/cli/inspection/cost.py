@@ -1,4 +1,4 @@
-"""``qkv cost``."""
+"""Command ``qkv cost``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``qkv export``."""
+"""Command ``qkv export``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``qkv info``."""
+"""Command ``qkv info``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``qkv load``."""
+"""Command ``qkv load``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``qkv schema``."""
+"""Command ``qkv schema``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``qkv where``."""
+"""Command ``qkv where``."""
 
 from __future__ import annotations
 

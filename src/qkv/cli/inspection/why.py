@@ -1,4 +1,4 @@
-"""``qkv why``."""
+"""Command ``qkv why``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``qkv accept``."""
+"""Command ``qkv accept``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``qkv compare``."""
+"""Command ``qkv compare``."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def compare_command(
     threads: _Threads = 1,
     as_json: Json = False,
 ) -> None:
-    """Compare models over seeds, at equal parameters, training FLOPs, steps or time. The same command resumes.
+    """Compare models over seeds, at equal parameters, training FLOPs, steps or time.
+
+    Calling the same command again resumes an interrupted comparison.
 
     The learning rate of each entry is chosen on validation data. The table has means with 95 % intervals, and
     differences from the baseline with paired tests, corrected for multiple comparisons. The row of a failed entry gives

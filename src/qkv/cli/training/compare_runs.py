@@ -1,4 +1,4 @@
-"""``qkv compare-runs``."""
+"""Command ``qkv compare-runs``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``qkv demo``."""
+"""Command ``qkv demo``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``qkv quantize``."""
+"""Command ``qkv quantize``."""
 
 from __future__ import annotations
 

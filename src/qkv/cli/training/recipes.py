@@ -1,4 +1,4 @@
-"""``qkv recipes``."""
+"""Command ``qkv recipes``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``qkv record``."""
+"""Command ``qkv record``."""
 
 from __future__ import annotations
 

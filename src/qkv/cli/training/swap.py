@@ -1,4 +1,4 @@
-"""``qkv swap``."""
+"""Command ``qkv swap``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``qkv tokenizer``."""
+"""Command ``qkv tokenizer``."""
 
 from __future__ import annotations
 

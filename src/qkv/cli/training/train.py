@@ -1,4 +1,4 @@
-"""``qkv train``."""
+"""Command ``qkv train``."""
 
 from __future__ import annotations
 

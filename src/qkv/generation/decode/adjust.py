@@ -36,7 +36,7 @@ def adjusted(logits: Tensor, spans: Sequence[RowSpan]) -> Tensor:
 
 
 def _changes(span: RowSpan) -> bool:
-    """True if the settings of a row may change its logits."""
+    """Return whether the settings of a row may change its logits."""
     own = span.generation
     waits = bool(own.min_tokens and own.stop_token_ids and len(span.text) - span.begin < own.min_tokens)
     return waits or bool(own.logit_bias or own.presence_penalty or own.frequency_penalty)

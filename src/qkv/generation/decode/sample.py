@@ -102,7 +102,7 @@ class Sampling:
         speculator: Speculator | None = None,
         pages: bool = False,
     ):
-        """Start after ``prompts``. ``capacity``: fixed number of positions of the state; None grows by doubling.
+        """Create a sampler and admit ``prompts``. ``capacity``: fixed number of positions; None grows by doubling.
 
         ``drawn``: only ids below it are sampled; None for all. ``pages``: see ``Engine``. For the other arguments and
         the exceptions see ``admit``.
@@ -204,7 +204,7 @@ class Sampling:
                 raise UserError(end.problem)
 
     def is_full(self, row: int) -> bool:
-        """True if the text of a row has reached its maximum length."""
+        """Return whether the text of a row has reached its maximum length."""
         return len(self.texts[row]) >= self._rows[row].most
 
     def _timed(self) -> list[tuple[Speculator, set[int], float]]:

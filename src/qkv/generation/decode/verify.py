@@ -35,16 +35,16 @@ class Uniforms:
         self._random, self._ahead = random.Random(seed), list[float]()
 
     def ahead(self, count: int) -> list[float]:
-        """Return the next ``count`` numbers without using them up."""
+        """Return the next ``count`` numbers without consuming them."""
         self._ahead += [self._random.random() for _ in range(count - len(self._ahead))]
         return self._ahead[:count]
 
     def use(self, count: int) -> None:
-        """Discard the next ``count`` numbers."""
+        """Consume the next ``count`` numbers."""
         del self._ahead[:count]
 
     def next(self) -> float:
-        """Return the next number and use it up."""
+        """Return and consume the next number."""
         (number,) = self.ahead(1)
         self.use(1)
         return number

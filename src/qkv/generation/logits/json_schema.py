@@ -26,7 +26,7 @@ _ABSENT = frozenset({"uniqueItems", "not", "if", "then", "else", "dependentRequi
 }
 """Keywords that are not enforced."""
 _NEUTRAL = {"uniqueItems": False, "nullable": False, "dependentRequired": {}, "dependentSchemas": {}}
-"""Values with which some of these keywords allow everything, so that they need not be reported."""
+"""Unenforced keywords by name -> value with which the keyword allows everything, so that it need not be reported."""
 _SILENT = frozenset({"$schema", "$id", "id", "$anchor", "$comment", "$defs", "definitions", "$vocabulary"}) | {
     *("$dynamicAnchor", "$recursiveAnchor", "title", "description", "default", "examples", "example", "deprecated"),
     *("readOnly", "writeOnly", "contentMediaType", "contentEncoding", "contentSchema"),
@@ -44,8 +44,8 @@ class Rewriting(NamedTuple):
 
 
 def rewrite(schema: Schema, works: Callable[[Schema], bool], open_objects: bool = False) -> Rewriting:
-    """Rewrite a schema as described above. ``works``: function (schema of a string with a ``pattern``) -> True if it
-    can be enforced.
+    """Rewrite a schema by the rules of this module. ``works``: function (schema of a string with a ``pattern``) -> True
+    if it can be enforced.
 
     open_objects: do not close objects only because they name ``properties``. Raises ``UserError`` for references
     without a target, for a schema that is nested too deeply, and for a schema that only infinite JSON matches.
@@ -141,7 +141,7 @@ class _Rewriter:
         return self._value(value, inner, True) if known else value
 
     def _is_left_out(self, key: str, value: Any, schema: Schema, place: str) -> bool:
-        """True if a keyword is left out of the rewritten schema. Report it if it would change which JSON is allowed."""
+        """Return whether to leave a keyword out of the rewritten schema; report it if the allowed JSON changes."""
         if key in ("if", "then", "else") and "if" not in schema:
             return True
         absent = key in _ABSENT and not (key in _NEUTRAL and value == _NEUTRAL[key])
@@ -151,7 +151,7 @@ class _Rewriter:
         return unusable or key in _SILENT or key in _ABSENT or key.startswith("x-")
 
     def _is_unusable(self, key: str, value: Any, schema: Schema) -> bool:
-        """True for a keyword that can be enforced in general, but not with this value or in this schema."""
+        """Return whether a keyword that can be enforced in general cannot be with this value or in this schema."""
         if key == "format":
             return isinstance(value, str) and value not in _FORMATS
         if key == "unevaluatedProperties":

@@ -240,7 +240,7 @@ class Prefill:
                 self.step()
 
     def ready(self) -> list[Begun]:
-        """Remove and return the rows of the first groups, up to the first group that has not been read completely."""
+        """Remove and return the rows of completed groups, in order, up to the first group that is still incomplete."""
         found: list[Begun] = []
         while self._groups and not self._groups[0].left:
             found += self._groups.pop(0).done

@@ -223,7 +223,7 @@ def _bytes_of_pages(states: Sequence[State]) -> dict[int, int]:
 
 
 def shares(model: Transformer) -> bool:
-    """True if the state of a text depends on its tokens alone, so that texts can share states."""
+    """Return whether the state of a text depends on its tokens alone, so that texts can share states."""
     return model.encoder is None and not model.reads_prefix
 
 

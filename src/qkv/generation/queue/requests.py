@@ -280,7 +280,7 @@ class RequestQueue:
         return needed if self.model.limit is None else min(needed, self.model.limit)
 
     def _slides(self, own: _Waiting) -> bool:
-        """True if the text may become longer than the model's context."""
+        """Return whether the text may become longer than the model's context."""
         return own.positions < _most_tokens(own.request)
 
     def _empty(self) -> Sampling:

@@ -19,7 +19,7 @@ from qkv.system.optional import turned_off
 
 
 def available() -> bool:
-    """True if this build of torch has oneDNN's fused linear operator and it computes exactly in fp32 here."""
+    """Return whether this build of torch has oneDNN's fused linear operator and it computes exactly in fp32 here."""
     return not turned_off("onednn-operator") and _exact()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def decayed(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (o (B, H, N, Dv), the last S)."""
+    """Apply the rule ``decayed`` position by position; return (o (B, H, N, Dv), last S). ``state``: initial S."""
     outs = []
     for i in range(q.shape[2]):
         kept = state if log_decay is None else log_decay[:, :, i, None, None].exp() * state
@@ -25,7 +25,10 @@ def decayed(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Te
 def delta(
     q: Tensor, k: Tensor, v: Tensor, strength: Tensor, log_decay: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return (o (B, H, N, Dv), the last S). Each step moves S's value for key k_i towards v_i by the fraction b_i."""
+    """Apply the rule ``delta`` position by position; return (o (B, H, N, Dv), last S). ``state``: initial S.
+
+    Each step moves the value that S stores for key k_i towards v_i by the fraction b_i.
+    """
     outs = []
     for i in range(q.shape[2]):
         kept = state if log_decay is None else log_decay[:, :, i, None, None].exp() * state

@@ -84,7 +84,7 @@ class ChoiceTable:
 
 
 class _AssumedTable(ChoiceTable):
-    """Table that decides by an assumption and stores nothing."""
+    """Table that takes each choice from a function ``assumption`` and stores nothing, for cost counts and tests."""
 
     def __init__(self, assumption: Assumption, below: ChoiceTable):
         super().__init__()

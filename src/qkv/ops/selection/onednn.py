@@ -63,7 +63,7 @@ _SHAPES = [
 
 
 def available() -> bool:
-    """True if this build of torch has oneDNN and it computes exactly in fp32 on this machine."""
+    """Return whether this build of torch has oneDNN and it computes exactly in fp32 on this machine."""
     return not turned_off("onednn") and _exact()
 
 

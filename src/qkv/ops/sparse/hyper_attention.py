@@ -85,7 +85,7 @@ def full(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, given: Chance,
 
 @declares(_stored)
 def causal(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, given: Chance, how: Estimation) -> Tensor:
-    """Estimate causal attention O; padding, which is on the right, is read only by padding.
+    """Estimate causal attention O. Padding is on the right, so that no other position attends to it.
 
     Positions are split into parts of ``leaf`` positions, within which causal attention is exact. Then in each pair of
     adjacent parts, the second part attends to the first by an estimate; then in pairs of pairs, and so on. So the keys

@@ -82,7 +82,7 @@ def _asked_to_continue(model: ServedModel, body: CompletionBody, service: Servic
 
 
 def asked_to_chat(model: ServedModel, body: ChatBody, service: Service, layout: AnswerLayout) -> AskedTexts:
-    """Build the texts to generate for a chat request. Raises ``ApiError``."""
+    """Convert a chat request to requests for the model's queue, with the format of the answer. Raises ``ApiError``."""
     messages = body.to_template()
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     variables = {**(body.chat_template_kwargs or {}), **({"tools": body.usable} if body.usable else {})}

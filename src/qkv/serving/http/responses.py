@@ -116,7 +116,7 @@ class TextOptions(Lenient):
 
 
 class ResponsesBody(GenerationBody):
-    """Body of ``/v1/responses``, with the same parameters beyond OpenAI's as chats."""
+    """Body of ``/v1/responses``. Parameters that OpenAI's interface lacks are the same as for chats."""
 
     input: Annotated[tuple[ChatMessage, ...], BeforeValidator(_messages)]
     instructions: str | None = None

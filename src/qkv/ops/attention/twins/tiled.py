@@ -80,7 +80,10 @@ def bands(problem: AttentionProblem, num_queries: int, num_keys: int, block: int
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, parts: list[Band], scale: float) -> Tensor:
-    """Compute attention O (B, H, N, Dv) over ``parts``. Requires as many K/V heads as query heads."""
+    """Compute attention O (B, H, N, Dv), block by block. ``parts``: result of ``bands``.
+
+    Requires as many K/V heads as query heads.
+    """
     out = q.new_zeros(q.shape[0] * q.shape[1], q.shape[2], v.shape[-1])
     with torch.autocast(q.device.type, enabled=False):
         q_, k_, v_ = _joined(q * scale), _joined(k), _joined(v)
