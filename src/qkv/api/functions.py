@@ -402,9 +402,9 @@ def predict(
     in the table, by default as in training. A forecasting run takes a table of series, in memory or a file, and gives a
     row for each future step.
 
-    ``labels``: labels to choose from that the model was not trained on, by entailment, for a model of natural language
-    inference. ``hypothesis``: sentence with "{}" for the label, by default "This example is {}."; ``multi_label``:
-    judge each label by itself. See ``qkv.runs.inference.zero_shot``. Raises ``UserError``.
+    ``labels``: zero-shot classification with these labels, for a model of natural language inference: the label whose
+    hypothesis the text entails most. ``hypothesis``: sentence with "{}" for the label, by default "This example is
+    {}."; ``multi_label``: score each label independently. See ``qkv.runs.inference.zero_shot``. Raises ``UserError``.
     """
     from qkv.runs.inference.predict import predict as predict_run
     from qkv.runs.inference.zero_shot import HYPOTHESIS, ZeroShot

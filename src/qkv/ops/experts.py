@@ -42,9 +42,10 @@ def _sizes(chosen: Tensor, num_experts: int) -> list[int]:
 
 
 def within_groups(scores: Tensor, groups: int, kept: int, best: int) -> Tensor:
-    """Return the scores (..., E), -inf outside of the ``kept`` best of ``groups`` groups of successive experts.
+    """Mask scores (..., E): set experts outside of the ``kept`` best groups to -inf.
 
-    A group is ranked by the sum of its ``best`` largest scores (DeepSeek-V2 and V3, 2024).
+    The experts are divided into ``groups`` groups of consecutive experts. Groups are ranked by the sum of their
+    ``best`` largest scores (DeepSeek-V2 and V3, 2024).
     """
     grouped = scores.unflatten(-1, (groups, -1))
     chosen = grouped.topk(best).values.sum(-1).topk(kept).indices

@@ -90,7 +90,7 @@ def yarn_scaling(
     """Scale frequencies by YaRN: θ / factor if low, θ if high, with a linear ramp between them (Peng et al. 2023).
 
     ``betas`` (fast, slow): numbers of rotations within ``original_length`` at which the ramp over the pair index starts
-    and ends; with ``whole_pairs``, the start is rounded down to a pair and the end up.
+    and ends. whole_pairs: round the start down and the end up to whole pair indices.
     """
     pairs = frequencies.shape[0]
 

@@ -67,9 +67,9 @@ _Label = Annotated[
     typer.Option("--label", metavar="LABEL", help="Choose among these labels by entailment (zero-shot); repeatable."),
 ]
 _Hypothesis = Annotated[
-    str, typer.Option(metavar="TEXT", help="--label: sentence that is to follow from the text, with {} for the label.")
+    str, typer.Option(metavar="TEXT", help="--label: sentence that the text may entail, with {} for the label.")
 ]
-_MultiLabel = Annotated[bool, typer.Option("--multi-label", help="--label: judge each label by itself.")]
+_MultiLabel = Annotated[bool, typer.Option("--multi-label", help="--label: score each label independently.")]
 _Why = Annotated[bool, typer.Option("--why", help="Also print how the answer changes when each word is left out.")]
 _Report = Annotated[Path | None, typer.Option(metavar="FILE.html", help="--why: also write the words as a page.")]
 
@@ -125,13 +125,13 @@ def predict_command(
 
 
 def _zero_shot(labels: list[str] | None, hypothesis: str, multi_label: bool, why: bool) -> dict[str, Any]:
-    """Return the arguments of ``qkv.predict`` for labels that the model was not trained on; {} without --label.
+    """Return the arguments of ``qkv.predict`` for zero-shot classification with --label; {} without this option.
 
-    Raises ``UserError`` for options that need --label, and for --why beside it.
+    Raises ``UserError`` for options that need --label, and if --why is combined with it.
     """
     if labels:
         if why:
-            raise UserError("--why explains labels of the training; leave --label out")
+            raise UserError("--why explains only labels that the model was trained on; leave --label out")
         return {"labels": tuple(labels), "hypothesis": hypothesis, "multi_label": multi_label}
     if multi_label or hypothesis != HYPOTHESIS:
         raise UserError(f"--{'multi-label' if multi_label else 'hypothesis'} needs --label")
@@ -220,7 +220,7 @@ def _rows(run: Run, texts: list[str], parts: dict[str, str]) -> list[dict[str, A
 def _answers(
     run: Run, rows: Sequence[dict[str, Any]], zero_shot: Mapping[str, Any], done: int = 0
 ) -> Iterator[list[Answer]]:
-    """Predict for rows in order, but for the first ``done``, and yield the answers in groups; show the progress on
+    """Predict for all rows after the first ``done``, in order, and yield the answers in groups; show the progress on
     standard error.
     """
     from qkv.api.functions import predict
@@ -313,8 +313,8 @@ def _answer_table(
 def _partial_answers(
     run: Run, source: str, settings: Mapping[str, Any], out: Path | None, rows: int
 ) -> PartialAnswers | None:
-    """Return the file with the answers of an earlier process that was stopped; None for few rows, without an output
-    file, or for a table that is not a file.
+    """Return the file of partial answers, with which an interrupted command resumes; None for few rows, without an
+    output file, or for a table that is not a file.
     """
     from qkv.runs.inference.partial_answers import PartialAnswers
 
@@ -329,7 +329,8 @@ def _resumed_answers(
     """Predict for all rows that have no answer in ``partial``, and store the answers there after each group."""
     answers = list(partial.answers) if partial is not None else []
     if answers:
-        typer.echo(f"{len(answers):,} of {len(rows):,} answers are in {partial.path if partial else ''}", err=True)
+        source = partial.path if partial else ""
+        typer.echo(f"resuming: {len(answers):,} of {len(rows):,} answers are already in {source}", err=True)
     for some in _answers(run, rows, zero_shot, len(answers)):
         if partial is not None and some:
             partial.add(some)

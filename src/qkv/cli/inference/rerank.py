@@ -1,4 +1,4 @@
-"""``qkv rerank``."""
+"""Command ``qkv rerank``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 100
 """Maximum number of characters of a document shown in the table."""
 
 _Instruction = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="The task in a sentence, for a language model with a chat template.")
+    str | None, typer.Option(metavar="TEXT", help="Task description in the prompt of a chat model.")
 ]
 
 

@@ -45,7 +45,7 @@ def _inputs(value: Any) -> Any:
 
 
 class PredictionBody(Spec):
-    """Body of ``/predict``. labels, hypothesis, multi_label: as for ``qkv.predict``."""
+    """Body of ``/predict``. labels, hypothesis, multi_label: zero-shot classification, as for ``qkv.predict``."""
 
     model: str | None = None
     inputs: Annotated[tuple[Any, ...], BeforeValidator(_inputs)]

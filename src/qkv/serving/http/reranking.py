@@ -32,7 +32,7 @@ def _documents(value: Any) -> Any:
 
 
 class RerankBody(Lenient):
-    """Body of ``/v1/rerank``. ``instruction``: the task in a sentence, for a language model that judges documents."""
+    """Body of ``/v1/rerank``. ``instruction``: task description in the prompt, for a language model as the scorer."""
 
     model: str | None = None
     query: str
@@ -48,7 +48,7 @@ async def rerankings(http: HttpRequest, service: Service) -> Response:
     body = await read_body(http, RerankBody, service.limits)
     model = service.model(body.model)
     if not model.reranks:
-        raise ApiError(f"the model {model.name!r} scores no documents", param="model", code="no_scores")
+        raise ApiError(f"the model {model.name!r} cannot score documents", param="model", code="no_scores")
     check_texts(body.query, body.documents, body.top_n)
     score = scorer_of(model.run, model.embedding, body.instruction)
     scores = await unless_dropped(http, _scores(model, score, body))
@@ -72,6 +72,6 @@ async def _scores(model: ServedModel, score: Scorer, body: RerankBody) -> list[f
 
 
 def _tokens(model: ServedModel, body: RerankBody) -> int:
-    """Count the tokens of the documents, and those of the query once for each document."""
+    """Count the tokens of all documents, plus the tokens of the query once per document."""
     encode = model.run.vocabulary.tokenizer.encode
     return len(body.documents) * len(encode(body.query)) + sum(len(encode(text)) for text in body.documents)
