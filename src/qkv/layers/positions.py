@@ -266,11 +266,41 @@ def regridded(table: Tensor, before: Layout, after: Layout) -> Tensor | None:
 def rope_frequencies(part: spec.Rope, rotated: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, float]:
     """Return (RoPE's angle per position of each feature pair in radians, factor of q and k) after ``part.scaling``.
 
-    ``rotated``: number of rotated features per head, twice the number of pairs.
+    ``rotated``: number of rotated features per head, twice the number of pairs. If frequencies depend on the length of
+    a row, those of rows that are not longer than the original training.
     """
     if part.scaling is None:
         return ops.inverse_frequencies(rotated, part.base, dtype=dtype), 1.0
     return implementation(part.scaling, "qkv.layers")(part.scaling, part.base, rotated, dtype)
+
+
+def rope_frequencies_of(
+    part: spec.Rope, rotated: int, lengths: Tensor, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, float]:
+    """Return ``rope_frequencies`` (…, rotated / 2) of rows of ``lengths`` (…) positions."""
+    return implementation(part.scaling, "qkv.layers")(part.scaling, part.base, rotated, dtype, lengths)
+
+
+@implements(spec.DynamicScaling)
+def _dynamic(
+    part: spec.DynamicScaling, base: float, rotated: int, dtype: torch.dtype, lengths: Tensor | None = None
+) -> tuple[Tensor, float]:
+    if lengths is None:
+        return ops.inverse_frequencies(rotated, base, dtype=dtype), 1.0
+    beyond = lengths.clamp(min=part.original_length).to(dtype) / part.original_length - 1
+    return ops.grown_frequencies(rotated, base, 1 + part.factor * beyond), 1.0
+
+
+@implements(spec.LongRopeScaling)
+def _longrope(
+    part: spec.LongRopeScaling, base: float, rotated: int, dtype: torch.dtype, lengths: Tensor | None = None
+) -> tuple[Tensor, float]:
+    device = None if lengths is None else lengths.device
+    plain = ops.inverse_frequencies(rotated, base, device, dtype)
+    short, long = (plain / torch.tensor(each, device=device, dtype=dtype) for each in (part.short, part.long))
+    if lengths is None:
+        return short, part.magnitude
+    return torch.where(lengths[..., None] > part.original_length, long, short), part.magnitude
 
 
 @implements(spec.NTKScaling)

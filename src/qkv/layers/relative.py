@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from qkv.layers.context import Context
 from qkv.layers.layout import LookupTable
-from qkv.layers.positions import rope_frequencies
+from qkv.layers.positions import rope_frequencies, rope_frequencies_of
 from qkv.ops import positions as position_ops
 from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.attention.reference import RelativeValues
@@ -64,7 +64,6 @@ class NoRelative(Relative):
         super().__init__()
 
 
-@implements(parts.Rope)
 class Rope(Relative):
     """Rotary position embedding: rotates q and k by angles proportional to their position (RoPE, Su et al. 2021)."""
 
@@ -94,6 +93,22 @@ class Rope(Relative):
         """Return (frequencies on the device of the positions, magnitude)."""
         frequencies, magnitude = rope_frequencies(self.part, self.part.rotated(self.head_dim), dtype)
         return frequencies.to(context.positions.device), magnitude
+
+
+class LengthRope(Rope):
+    """RoPE whose frequencies depend on the length of a row: the number of its positions so far (LongRoPE, 2024)."""
+
+    def rotation(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        real = context.positions if context.valid is None else context.positions.masked_fill(~context.valid, -1)
+        lengths = real.amax(-1)[:, None, None] + 1
+        rotated = self.part.rotated(self.head_dim)
+        frequencies, magnitude = rope_frequencies_of(self.part, rotated, lengths, dtype)
+        return position_ops.rotation(context.positions[:, None], frequencies, magnitude)
+
+
+@implements(parts.Rope)
+def _rope(part: parts.Rope, attention: branches.Attention, widths: tuple[int, int]) -> Rope:
+    return (Rope if part.fixed_up_to is None else LengthRope)(part, attention, widths)
 
 
 @implements(parts.Rope2D)

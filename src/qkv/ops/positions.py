@@ -56,6 +56,13 @@ def inverse_frequencies(
     return base ** (-torch.arange(0, width, 2, device=device, dtype=dtype) / width)
 
 
+def grown_frequencies(width: int, base: float, factors: Tensor) -> Tensor:
+    """Compute RoPE's frequencies (…, D / 2) under NTK-aware scaling by ``factors`` (…), with D = ``width``."""
+    exponents = -torch.arange(0, width, 2, device=factors.device, dtype=factors.dtype) / width
+    grown = base * factors ** (width / (width - 2)) if width > 2 else base * torch.ones_like(factors)
+    return grown[..., None] ** exponents
+
+
 def linear_scaling(frequencies: Tensor, factor: float) -> Tensor:
     """Scale frequencies θ to θ / factor (position interpolation, Chen et al. 2023)."""
     return frequencies / factor

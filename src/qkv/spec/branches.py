@@ -333,6 +333,10 @@ class Attention(MaskedAttention, kind="attention"):
     def only_visible_keys(self) -> bool:
         return self.mask.sees_all
 
+    @property
+    def exactness(self) -> Exactness:
+        return Exactness(self.relative.fixed_up_to, self.relative.accepted)
+
     def sized_for(self, positions: int, grid: tuple[int, ...] | None) -> Self:
         relative = self.relative.sized_for(grid)
         return self if relative == self.relative else self.changed(relative=relative)

@@ -365,6 +365,16 @@ class Relative(Part, slot=True):
         """Return a copy with the sizes filled in that depend on the grid of the positions; None for a sequence."""
         return self
 
+    @property
+    def fixed_up_to(self) -> int | None:
+        """Longest row whose rotation does not depend on its length; None: no rotation ever does."""
+        return None
+
+    @property
+    def accepted(self) -> bool:
+        """True if decoding of longer rows may differ from a forward pass of the whole row."""
+        return False
+
     def head_problems(self, head_dim: int) -> list[Problem]:
         """Return the errors for ``head_dim`` features per key, such as an odd number for RoPE; empty if none."""
         return []
@@ -372,6 +382,20 @@ class Relative(Part, slot=True):
 
 class RopeScaling(Part, slot=True):
     """Base class of scalings of rotary frequencies, which extend the context beyond the training length."""
+
+    @property
+    def fixed_up_to(self) -> int | None:
+        """Longest row whose frequencies do not depend on its length; None: no frequency ever does."""
+        return None
+
+    @property
+    def accepted(self) -> bool:
+        """True if decoding of longer rows may differ from a forward pass of the whole row."""
+        return False
+
+    def pair_problems(self, pairs: int) -> list[Problem]:
+        """Return the errors for ``pairs`` rotated pairs of features in a head; empty if none."""
+        return []
 
 
 class LinearScaling(RopeScaling, kind="linear"):
@@ -430,6 +454,59 @@ class Llama3Scaling(RopeScaling, kind="llama3"):
         )
 
 
+class ByLength(RopeScaling):
+    """Base class of scalings whose frequencies depend on the length of a row above ``original_length``.
+
+    Keys in a decoding state keep the rotation of the length at which they were computed, so decoding of longer rows
+    differs from a forward pass of the whole row.
+    """
+
+    original_length: int = Field(gt=0, le=LARGEST, description="positions in the original training")
+    inexact_decoding: bool = Field(default=False, description="accept decoding of rows above original_length")
+
+    @property
+    def fixed_up_to(self) -> int | None:
+        return self.original_length
+
+    @property
+    def accepted(self) -> bool:
+        return self.inexact_decoding
+
+
+class DynamicScaling(ByLength, kind="dynamic"):
+    """Dynamic NTK-aware scaling: base · (1 + factor (L / original_length - 1))^(Dr / (Dr - 2)), L the length (2023).
+
+    Rows of up to ``original_length`` positions are not scaled.
+    """
+
+    factor: float = Field(default=1.0, gt=0)
+
+
+class LongRopeScaling(ByLength, kind="longrope"):
+    """LongRoPE: the frequency of pair i is divided by ``short[i]``, in longer rows by ``long[i]`` (Ding et al. 2024).
+
+    Rows above ``original_length`` are long. Queries and keys are multiplied by ``magnitude``.
+    """
+
+    short: Seq[float] = Field(min_length=1, max_length=1 << 16, description="divisor of each pair in short rows")
+    long: Seq[float] = Field(min_length=1, max_length=1 << 16, description="divisor of each pair in long rows")
+    magnitude: float = Field(default=1.0, gt=0, description="factor of queries and keys")
+
+    def problems(self) -> list[Problem]:
+        return [
+            Problem((name,), f"{min(divisors):g} given, but divisors of frequencies are above 0")
+            for name, divisors in (("short", self.short), ("long", self.long))
+            if min(divisors) <= 0
+        ]
+
+    def pair_problems(self, pairs: int) -> list[Problem]:
+        return [
+            Problem((name,), f"{len(divisors)} divisors are given for {pairs} pairs; give one for each")
+            for name, divisors in (("short", self.short), ("long", self.long))
+            if len(divisors) != pairs
+        ]
+
+
 class Rope(Relative, kind="rope"):
     """Rotary position embedding: q and k are rotated by their position (Su et al. 2021).
 
@@ -441,6 +518,14 @@ class Rope(Relative, kind="rope"):
     fraction: float = Field(default=1.0, gt=0, le=1)
     scaling: RopeScaling | None = None
 
+    @property
+    def fixed_up_to(self) -> int | None:
+        return None if self.scaling is None else self.scaling.fixed_up_to
+
+    @property
+    def accepted(self) -> bool:
+        return self.scaling is not None and self.scaling.accepted
+
     def rotated(self, head_dim: int) -> int:
         """Return the number of features per head that are rotated, Dr = ``fraction`` · ``head_dim``."""
         return int(head_dim * self.fraction)
@@ -448,7 +533,8 @@ class Rope(Relative, kind="rope"):
     def head_problems(self, head_dim: int) -> list[Problem]:
         rotated = self.rotated(head_dim)
         if rotated and rotated % 2 == 0:
-            return []
+            problems = [] if self.scaling is None else self.scaling.pair_problems(rotated // 2)
+            return [problem.under("scaling") for problem in problems]
         return [Problem((), f"RoPE rotates pairs, but {rotated} features of a head would be rotated; make that even")]
 
 

@@ -15,6 +15,8 @@ from transformers import (
     GemmaConfig,
     GemmaForCausalLM,
     GemmaForTokenClassification,
+    VaultGemmaConfig,
+    VaultGemmaForCausalLM,
 )
 
 SIZES = {
@@ -52,6 +54,12 @@ def gemma3(**changed: Any) -> Gemma3TextConfig:
 
 
 CASES = (
+    Case(
+        "vaultgemma",
+        VaultGemmaForCausalLM,
+        VaultGemmaConfig(**{**SIZES, "query_pre_attn_scalar": 21, "sliding_window": 4, "final_logit_softcapping": 2.0}),
+        steps=24,
+    ),
     Case("gemma", GemmaForCausalLM, gemma(hidden_act="gelu", rope_theta=700.0)),
     Case(
         "gemma-biased-untied",

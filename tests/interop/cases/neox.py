@@ -10,6 +10,8 @@ from transformers import (
     GPTNeoXForCausalLM,
     GPTNeoXForSequenceClassification,
     GPTNeoXForTokenClassification,
+    GPTNeoXJapaneseConfig,
+    GPTNeoXJapaneseForCausalLM,
 )
 
 
@@ -31,6 +33,21 @@ def case(name: str, **changed: Any) -> Case:
 
 
 CASES = (
+    Case(
+        "neox-japanese",
+        GPTNeoXJapaneseForCausalLM,
+        GPTNeoXJapaneseConfig(
+            vocab_size=61,
+            hidden_size=30,
+            num_hidden_layers=3,
+            num_attention_heads=3,
+            intermediate_multiple_size=2,
+            rotary_emb_base=700,
+            rotary_pct=0.4,
+            pad_token_id=0,
+        ),
+        steps=24,
+    ),
     case("neox", rotary_pct=0.4),
     case(
         "neox-in-turn",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from tests.interop.cases.llama import SIZES
 from torch import Tensor
 
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 900.0, "factor": 3.0}
 GROUPED: dict[str, Any] = {"head_dim": "absent", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
@@ -62,6 +64,28 @@ CASES = (
     ),
     case("ministral", "Ministral", num_hidden_layers=3, layer_types=MIXED, sliding_window=3),
     case("phi3", "Phi3", head_dim="absent", sliding_window=5),
+    replace(
+        case(
+            "phi3-long",
+            "Phi3",
+            head_dim="absent",
+            original_max_position_embeddings=5,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 900.0,
+                "short_factor": [1.0, 1.1, 1.3, 2.0, 2.5],
+                "long_factor": [1.0, 1.5, 3.0, 7.0, 9.0],
+            },
+        ),
+        lengths=(9, 6, 7),  # all long: that library takes the longest row of a batch for all
+        cached=False,
+    ),
+    replace(
+        case("llama-dynamic", "Llama", max_position_embeddings=5, rope_parameters=DYNAMIC),
+        lengths=(9,),  # that library keeps the frequencies of the longest row so far
+        cached=False,
+        steps=1,
+    ),
     case("glm", "Glm", num_key_value_heads=3, head_dim=12),
     case("glm4", "Glm4", attention_bias=False, head_dim=8),
     case("arcee", "Arcee", mlp_bias=True),
@@ -138,6 +162,21 @@ CASES = (
     ),
     case("nemotron", "Nemotron", head_dim=12, norm_eps=1e-3, mlp_bias=True),
     case("nanochat", "NanoChat", **GROUPED),
+    case(
+        "granite-swa",
+        "GraniteSWA",
+        **GROUPED,
+        num_hidden_layers=3,
+        layer_types=MIXED,
+        layer_rope_theta=[900.0, 0, 7e4],
+        sliding_window=4,
+        attention_multiplier=0.4,
+        embedding_multiplier=3.0,
+    ),
+    case("hyperclovax", "HyperCLOVAX", attention_multiplier=0.2, logits_scaling=0.3, residual_multiplier=0.7),
+    case(
+        "persimmon", "Persimmon", head_dim="absent", hidden_size=32, num_attention_heads=4, num_key_value_heads="absent"
+    ),
     case("internlm3", "Llama", "InternLM3", qkv_bias=True, bias=True),
     case("iquest", "Llama", "IQuestCoder"),
 )

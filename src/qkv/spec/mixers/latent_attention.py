@@ -54,6 +54,9 @@ class LatentAttention(Masked, Headed, kind="latent_attention"):
         found: list[Problem] = []
         if self.rope_dim and self.rope_dim % 2:
             found.append(Problem(("rope_dim",), f"RoPE rotates pairs of features, not {self.rope_dim}; make it even"))
+        if self.scaling is not None and self.scaling.fixed_up_to is not None:
+            sentence = f"frequencies of {self.scaling.kind!r} depend on the length of a row; use another scaling"
+            found.append(Problem(("scaling",), sentence))
         if self.norm.over_batch:
             sentence = "batch_norm normalises over positions, also over later ones; use layer_norm, rms_norm or none"
             found.append(Problem(("norm",), sentence))

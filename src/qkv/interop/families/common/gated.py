@@ -203,6 +203,17 @@ def _with_relative(block: Block, relative: Rope) -> Block:
             return block
 
 
+def rope_keys(spec: Model, partial: bool = False) -> dict[str, Any] | None:
+    """Return the config keys of the first layer's RoPE; None if it has none, or one that configs cannot express.
+    ``partial``: as for ``rope_config``.
+    """
+    match spec.layers[:1]:
+        case (Block(branches=(Attention(relative=Rope() as rope), *_)),):
+            return rope_config(rope, partial)
+        case _:
+            return None
+
+
 LayerKeys = Callable[[Attention, GatedFeedForward | FeedForward], dict[str, Any]]
 """Function that returns further config keys of a layer, from its branches."""
 

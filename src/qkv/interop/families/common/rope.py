@@ -10,13 +10,13 @@ from typing import Any
 
 from qkv.interop.mapping.config import Config
 from qkv.spec.errors import UserError
-from qkv.spec.parts import LinearScaling, Llama3Scaling, Rope, RopeScaling, YarnScaling
+from qkv.spec.parts import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Rope, RopeScaling, YarnScaling
 
 BASE = 10000.0
 ORIGINAL = "original_max_position_embeddings"
 FRACTION = "partial_rotary_factor"
 _REFUSED = {
-    **dict.fromkeys(("short_factor", "long_factor"), "the frequencies"),
+    **dict.fromkeys(("short_factor", "long_factor"), "the frequencies of LongRoPE"),
 }
 """Keys of RoPE that the published library reads for some kind and qkv does not support, with what they change."""
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
@@ -105,14 +105,37 @@ def yarn_scale(factor: float, share: float = 1.0) -> float:
     return 0.1 * share * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
+def _dynamic(table: Config, config: Config) -> RopeScaling:
+    if table.has("alpha"):
+        raise UserError(f"{table.source}: alpha is given, which qkv does not know beside 'dynamic' in this family")
+    return DynamicScaling(factor=table.number("factor"), original_length=config.integer("max_position_embeddings"))
+
+
+def _longrope(table: Config, config: Config) -> RopeScaling:
+    length = config.integer("max_position_embeddings")
+    original = config.integer(ORIGINAL) if config.has(ORIGINAL) else table.integer(ORIGINAL, length)
+    table.has(ORIGINAL)
+    factor = table.number("factor", length / original)
+    short, long = (tuple(map(float, table.items(key))) for key in ("short_factor", "long_factor"))
+    magnitude = table.number("attention_factor", longrope_magnitude(factor, original))
+    return LongRopeScaling(short=short, long=long, original_length=original, magnitude=magnitude)
+
+
+def longrope_magnitude(factor: float, original: int) -> float:
+    """Return LongRoPE's factor of queries and keys, √(1 + ln factor / ln original_length)."""
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+
+
 def _original(table: Config, config: Config) -> int:
     return table.integer(ORIGINAL, config.integer("max_position_embeddings"))
 
 
 SCALINGS: dict[str, Callable[[Config, Config], RopeScaling | None]] = {
     "default": _default,
+    "dynamic": _dynamic,
     "linear": _linear,
     "llama3": _llama3,
+    "longrope": _longrope,
     "yarn": _yarn,
 }
 
@@ -147,6 +170,11 @@ def rope_config(rope: Rope, partial: bool = False) -> dict[str, Any] | None:
             table |= {"beta_fast": s.beta_fast, "beta_slow": s.beta_slow}
             table |= {} if s.magnitude is None else {"attention_factor": s.magnitude}
             table |= {} if s.whole_pairs else {"truncate": False}
+        case LongRopeScaling() as s:
+            table = {"rope_type": "longrope", "short_factor": list(s.short), "long_factor": list(s.long)}
+            table |= {ORIGINAL: s.original_length, "attention_factor": s.magnitude}
+        case DynamicScaling(factor=factor):
+            table = {"rope_type": "dynamic", "factor": factor}
         case _:
             return None
     return {**found, "rope_scaling": table}

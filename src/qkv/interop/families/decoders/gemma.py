@@ -68,6 +68,11 @@ def spec_of_gemma2(config: Config, head: Head) -> Model:
     return _layered(config, head, attention, {SLIDING: rope, FULL: rope}, pattern=2, length=8192)
 
 
+def spec_of_vaultgemma(config: Config, head: Head) -> Model:
+    """Build the spec of VaultGemma: that of Gemma 2, with pre-norm blocks."""
+    return gated.with_blocks(spec_of_gemma2(config, head), order="pre")
+
+
 def spec_of_gemma3(config: Config, head: Head) -> Model:
     """Build the spec of Gemma 3: sandwich blocks; by default every sixth block has full attention, the others a sliding
     window.
@@ -333,4 +338,17 @@ GEMMA3 = _family(
     ),
 )
 
-register(GEMMA, GEMMA2, GEMMA3)
+VAULTGEMMA = _family(
+    "VaultGemma",
+    "vaultgemma",
+    {"VaultGemmaForCausalLM": capped_language_model(True, 30.0)},
+    spec=spec_of_vaultgemma,
+    config=config_of_gemma2,
+    names=(
+        NameRule("blocks.{layer}.branches.1.norm.weight", "model.layers.{layer}.pre_feedforward_layernorm.weight"),
+        *gated.NAMES,
+    ),
+    defaults={"sliding_window": 4096},
+)
+
+register(GEMMA, GEMMA2, GEMMA3, VAULTGEMMA)

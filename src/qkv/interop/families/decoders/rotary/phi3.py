@@ -1,4 +1,6 @@
-"""Phi-3 and Phi-4 (Abdin et al. 2024): Llama's blocks with queries, keys and values in one tensor, and gate and up."""
+"""Phi-3 and Phi-4 (Abdin et al. 2024): Llama's blocks with queries, keys and values in one tensor, and gate and up;
+models of long contexts have LongRoPE.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from typing import Any
 
 from qkv.interop.families.common import gated
 from qkv.interop.families.common.heads import HEAD_KEYS, language_model, of_decoder
-from qkv.interop.families.common.rope import FRACTION, rope_config, rope_of
+from qkv.interop.families.common.rope import FRACTION, ORIGINAL, rope_config, rope_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
 from qkv.interop.mapping.names import NameRule
@@ -26,9 +28,19 @@ NAMES = (
 
 def spec(config: Config, head: Head) -> Model:
     """Build the spec of Phi-3: no biases; RoPE on a part of each head; a sliding window in every layer, or none."""
+    _name_longrope(config)
     mask = gated.windowed(config.integer("sliding_window")) if config.has("sliding_window") else Causal()
     attention = gated.attention_of(config, mask=mask, relative=rope_of(config, 1.0))
     return gated.model_of(config, head, [attention] * config.layers("num_hidden_layers"))
+
+
+def _name_longrope(config: Config) -> None:
+    """Give LongRoPE, which older configs name "su" or "yarn", its name."""
+    for key in ("rope_scaling", "rope_parameters"):
+        values = config.table(key).values
+        for name in ("type", "rope_type"):
+            if values.get(name) in ("su", "yarn"):
+                values[name] = "longrope"
 
 
 def config(spec: Model) -> dict[str, Any] | None:
@@ -44,8 +56,13 @@ def config(spec: Model) -> dict[str, Any] | None:
     turned = None
     if isinstance(attention, Attention) and isinstance(attention.relative, Rope):
         turned = rope_config(attention.relative, partial=True)
-    if turned is None or "rope_scaling" in turned:
+    if turned is None:
         return None
+    scaling = turned.get("rope_scaling", {})
+    if scaling.get("rope_type", "longrope") != "longrope":
+        return None
+    if scaling:
+        turned[ORIGINAL] = scaling[ORIGINAL]  # beside the table, it has precedence
     relative: Any = attention.relative  # type: ignore[union-attr]
     return {**found, **turned, FRACTION: relative.fraction, "pad_token_id": None}
 
@@ -62,7 +79,7 @@ PHI3 = Family(
     ignored_config={
         **HEAD_KEYS,
         **dict.fromkeys(("resid_pdrop", "embd_pdrop"), "dropout in training, which a recipe sets"),
-        "original_max_position_embeddings": "part of a scaling of RoPE, which this config lacks",
+        ORIGINAL: "part of a scaling of RoPE, which this config lacks",
     },
     defaults={
         "vocab_size": 32064,
@@ -72,6 +89,7 @@ PHI3 = Family(
         "num_attention_heads": 32,
         "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5,
+        ORIGINAL: 4096,
     },
     base="Mistral",
 )
