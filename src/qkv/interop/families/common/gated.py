@@ -164,7 +164,7 @@ def kinds_of(config: Config, kind: Callable[[int], str]) -> list[str]:
     layers, kinds = config.layers("num_hidden_layers"), config.items("layer_types")
     kinds = kinds or [kind(i) for i in range(layers)]
     config.has("sliding_window")
-    if len(kinds) != layers or not set(kinds) <= {SLIDING, FULL}:
+    if len(kinds) != layers or not all(kind in (SLIDING, FULL) for kind in kinds):
         raise UserError(
             f"{config.source}: layer_types is {kinds}, but it should name {FULL} or {SLIDING} for {layers} layers"
         )

@@ -115,8 +115,8 @@ def _longrope(table: Config, config: Config) -> RopeScaling:
     length = config.integer("max_position_embeddings")
     original = config.integer(ORIGINAL) if config.has(ORIGINAL) else table.integer(ORIGINAL, length)
     table.has(ORIGINAL)
-    factor = table.number("factor", length / original)
-    short, long = (tuple(map(float, table.items(key))) for key in ("short_factor", "long_factor"))
+    factor = table.number("factor", length / max(original, 1))
+    short, long = (tuple(table.items(key)) for key in ("short_factor", "long_factor"))
     magnitude = table.number("attention_factor", longrope_magnitude(factor, original))
     return LongRopeScaling(short=short, long=long, original_length=original, magnitude=magnitude)
 

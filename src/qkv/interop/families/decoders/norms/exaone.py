@@ -21,7 +21,9 @@ def spec(config: Config, head: Head) -> Model:
     """Build the spec of EXAONE 4: layer i has full attention where ``sliding_window_pattern`` divides i + 1, unless
     ``layer_types`` says otherwise; without ``sliding_window``, all layers have full attention and RoPE.
     """
-    slides, pattern = config.has("sliding_window"), config.integer("sliding_window_pattern", 4)
+    slides, named = config.has("sliding_window"), config.items("layer_types")
+    config.has("sliding_window_pattern")
+    pattern = 4 if named else config.integer("sliding_window_pattern", 4)
     if slides and pattern < 1:
         raise UserError(f"{config.source}: sliding_window_pattern is {pattern}, but it should be at least 1")
     kinds = gated.kinds_of(config, lambda i: gated.SLIDING if slides and (i + 1) % pattern else gated.FULL)
