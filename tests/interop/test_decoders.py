@@ -218,7 +218,6 @@ REFUSED = {
         "apply_residual_connection_post_layernorm",
     ),
     "bloom-two-widths": (BLOOM, {"hidden_size": 512}, "n_embed is 1024, but qkv knows only 512"),
-    "mpt-clipped": (MPT, {"attn_config": {"clip_qkv": 6.0}}, "attn_config: clip_qkv is 6.0"),
     "mpt-slopes": (MPT, {"attn_config": {"alibi_bias_max": 16}}, "attn_config: alibi_bias_max is 16"),
     "mpt-without-alibi": (MPT, {"attn_config": {"alibi": False}}, "attn_config: alibi is False"),
     "mpt-scale": (MPT, {"attn_config": {"softmax_scale": 0.0}}, "softmax_scale is 0, but it should be above 0"),
@@ -234,7 +233,6 @@ REFUSED = {
     "gemma-sees-all": (GEMMA, {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
     "gemma2-scalar": (GEMMA2, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0, but it should be above 0"),
     "gemma2-no-window": (GEMMA2, {"sliding_window": None}, "the key 'sliding_window' is missing"),
-    "gemma3-caps": (GEMMA3, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
     "gemma3-layers": (
         GEMMA3,
         {"layer_types": ["full_attention"]},

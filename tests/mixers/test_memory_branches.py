@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from qkv.state import tree
 
 ALL: dict[str, Branch] = {
     "cross attention": CrossAttention(num_heads=2, num_kv_heads=1),
+    "cross attention, capped": CrossAttention(num_heads=2, softcap=0.3),
     "cross attention, normed": CrossAttention(num_heads=3, qk_norm=True, value_dim=5),
     "additive attention": AdditiveAttention(hidden=7),
     **{f"fixed context, {how}": FixedContext(pooling=how) for how in ("first", "last", "mean", "max")},
@@ -150,3 +152,21 @@ def test_additive_attention_in_blocks_gives_the_same(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(y, plain)
     for got, expected in zip(torch.autograd.grad(y.square().sum(), list(branch.parameters())), grads, strict=True):
         torch.testing.assert_close(got, expected)
+
+
+@torch.no_grad()
+def test_capped_scores_are_those_of_a_loop() -> None:
+    """Logits s become c tanh(s / c); the scores are large enough for the cap to show."""
+    branch, x, known = built(CrossAttention(num_heads=2, softcap=0.3)), 5 * some(1, 3), memory((4,))
+    vectors, features = known.vectors[0][0], WIDTH // 2
+    q, heads = branch.query(x)[0], []
+    k, v = branch.memory(vectors).split((WIDTH, WIDTH), -1)
+    for h in range(2):
+        part = slice(h * features, (h + 1) * features)
+        rows = []
+        for i in range(3):
+            scores = [float(q[i, part] @ k[j, part]) / features**0.5 for j in range(4)]
+            weights = torch.tensor([0.3 * math.tanh(s / 0.3) for s in scores], dtype=torch.float64).softmax(0)
+            rows.append(sum(weights[j] * v[j, part] for j in range(4)))
+        heads.append(torch.stack(rows))
+    torch.testing.assert_close(at_once(branch, x, known)[0], branch.output(torch.cat(heads, -1)))

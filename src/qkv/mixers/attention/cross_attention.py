@@ -105,7 +105,8 @@ class CrossAttention(MemoryBranch):
     def _problem(self, known: MemoryKeys, context: Context) -> AttentionProblem:
         lengths = known.lengths if isinstance(known.lengths, Counts) else id(known.lengths)
         sites = context.once(("memory", lengths, known.keys.shape[2]), lambda: self._sites(known, context))
-        return AttentionProblem(Full(), sites, self.scale, None, self.part.dropout if self.training else 0.0)
+        rate = self.part.dropout if self.training else 0.0
+        return AttentionProblem(Full(), sites, self.scale, None, rate, softcap=self.part.softcap)
 
     @staticmethod
     def _sites(known: MemoryKeys, context: Context) -> Sites:

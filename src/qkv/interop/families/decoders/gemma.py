@@ -12,7 +12,7 @@ from typing import Any
 
 from qkv.interop.families.common import gated
 from qkv.interop.families.common.activations import INWARD, OUTWARD
-from qkv.interop.families.common.heads import HEAD_KEYS, capped_language_model, language_model, of_decoder
+from qkv.interop.families.common.heads import HEAD_KEYS, capped_language_model, language_model, of_decoder, vectors
 from qkv.interop.families.common.rope import layer_ropes, rope_config, rope_of
 from qkv.interop.mapping import gguf
 from qkv.interop.mapping.config import Config
@@ -22,12 +22,13 @@ from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
 from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import Head
-from qkv.spec.masks import Causal, Mask
+from qkv.spec.masks import Causal, Full, Mask, Window
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.models.surgery import shortest_pattern
 from qkv.spec.parts import NoPositions, RMSNorm, Rope
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+_BOTH_WAYS = "use_bidirectional_attention"
 
 SANDWICH_NAMES = (
     NameRule("blocks.{layer}.branches.0.norm_after.weight", "model.layers.{layer}.post_attention_layernorm.weight"),
@@ -44,6 +45,7 @@ def spec_of_gemma(config: Config, head: Head) -> Model:
     """Build the spec of Gemma 1: equal pre-norm blocks. ``hidden_act`` "gelu" means the tanh approximation, with which
     the models were trained.
     """
+    config.fixed(_BOTH_WAYS, False, "the attention mask")
     attention = _attention(config, num_heads=16, num_kv_heads=16).changed(relative=rope_of(config))
     activation = config.word("hidden_act", "gelu_pytorch_tanh", {**INWARD, "gelu": "gelu_tanh"})
     if config.has("hidden_activation") and config.word("hidden_activation", allowed=INWARD) != activation:
@@ -63,6 +65,7 @@ def spec_of_gemma2(config: Config, head: Head) -> Model:
     """Build the spec of Gemma 2: sandwich blocks; by default (without ``layer_types``) every second block has full
     attention, the others a sliding window.
     """
+    config.fixed(_BOTH_WAYS, False, "the attention mask")
     rope, cap = rope_of(config), config.optional("attn_logit_softcapping", 50.0)
     attention = _attention(config, num_heads=8, num_kv_heads=4, scaled=True).changed(softcap=cap)
     return _layered(config, head, attention, {SLIDING: rope, FULL: rope}, pattern=2, length=8192)
@@ -75,25 +78,31 @@ def spec_of_vaultgemma(config: Config, head: Head) -> Model:
 
 def spec_of_gemma3(config: Config, head: Head) -> Model:
     """Build the spec of Gemma 3: sandwich blocks; by default every sixth block has full attention, the others a sliding
-    window.
+    window. With ``use_bidirectional_attention`` (EmbeddingGemma) positions see both sides, and ``sliding_window`` is
+    that of both sides.
     """
-    config.fixed(
-        "attn_logit_softcapping",
-        None,
-        "the scores of attention, and the library that wrote this file does not apply it",
-    )
     attention = _attention(config, num_heads=8, num_kv_heads=4, scaled=True).changed(qk_norm=_norm(config))
     bases = {FULL: config.number("rope_theta", 1e6), SLIDING: config.number("rope_local_base_freq", 1e4)}
     ropes = layer_ropes(config, bases, scaled=FULL)
     pattern = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", 6))
-    return _layered(config, head, attention, ropes, pattern, length=131072)
+    model = _layered(config, head, attention, ropes, pattern, length=131072)
+    if not config.flag(_BOTH_WAYS, False):
+        return model
+    reach = config.integer("sliding_window") // 2 + 1 if config.has("sliding_window") else 1
+    masks = {SLIDING: Window(size=reach), FULL: Full()}
+    return model.changed(blocks=tuple(_masked(block, masks[_kind(block)]) for block in model.blocks))
+
+
+def _masked(block: Block, mask: Mask) -> Block:
+    """Return the block with that mask of its first branch, attention."""
+    first, *others = block.branches
+    return block.changed(branches=(first.changed(mask=mask), *others))
 
 
 def _attention(config: Config, num_heads: int, num_kv_heads: int, scaled: bool = False) -> Attention:
     """Build an attention spec without RoPE and mask; the numbers of heads are defaults. ``scaled``: scale 1 /
     √query_pre_attn_scalar instead of 1 / √Dk.
     """
-    config.fixed("use_bidirectional_attention", False, "the attention mask")
     head_dim = config.size("head_dim", 256)
     scalar = config.number("query_pre_attn_scalar", 256) if scaled else head_dim
     if scalar <= 0:
@@ -182,6 +191,24 @@ def config_of_gemma3(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not Gemma 3's. Callers read them back to
     verify.
     """
+    return _config_of_gemma3(spec) if spec.causal else _config_both_ways(spec)
+
+
+def _config_both_ways(spec: Model) -> dict[str, Any] | None:
+    """Return config.json keys of a Gemma 3 whose positions see both sides; None if it has another structure."""
+    masks = [block.branches[0].mask for block in spec.layers if isinstance(block.branches[0], Attention)]
+    reaches = [mask.size for mask in masks if isinstance(mask, Window)]
+    if len(masks) != len(spec.layers) or len({*reaches}) > 1:
+        return None
+    one_way = [
+        _masked(block, Causal() if isinstance(mask, Full) else gated.windowed(max(reaches, default=1)))
+        for block, mask in zip(spec.layers, masks, strict=True)
+    ]
+    keys = _config_of_gemma3(spec.changed(blocks=shortest_pattern(one_way)))
+    return keys and {**keys, _BOTH_WAYS: True, "sliding_window": 2 * (max(reaches, default=2049) - 1)}
+
+
+def _config_of_gemma3(spec: Model) -> dict[str, Any] | None:
     found = _config(spec, "hidden_activation", _scores(spec.width), rope=False)
     if found is None:
         return None
@@ -282,6 +309,7 @@ def _family(name: str, model_type: str, architectures: Mapping[str, Architecture
         ignored_config={
             **HEAD_KEYS,
             "final_logit_softcapping": "part of a head that this architecture lacks",
+            "attn_logit_softcapping": "the published code of this version does not apply it",
             "cache_implementation": "cache setting",
             "hidden_act": "replaced by hidden_activation",
         },
@@ -323,6 +351,7 @@ GEMMA3 = _family(
     "gemma3_text",
     {
         "Gemma3ForCausalLM": capped_language_model(True, None),
+        "Gemma3TextModel": vectors(),
         **of_decoder("Gemma3Text", tags=None, question_answering=False),
     },
     spec=spec_of_gemma3,
@@ -333,7 +362,7 @@ GEMMA3 = _family(
         "Gemma3",
         "gemma3",
         (_WINDOW, _LOCAL_BASE, _LOGITS_CAP),
-        {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": _scale_of(62)},
+        {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": _scale_of(62), _BOTH_WAYS: False},
         windows=6,
     ),
 )

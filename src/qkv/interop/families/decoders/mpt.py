@@ -37,7 +37,6 @@ FIXED_IN_ATTENTION = (
     ("attn_type", "multihead_attention", "key/value heads"),
     ("alibi", True, "position encoding"),
     ("alibi_bias_max", 8, "the slopes of ALiBi"),
-    ("clip_qkv", None, "queries, keys and values"),
     ("qk_ln", False, "queries and keys"),
     ("prefix_lm", False, "the attention mask"),
     ("attn_uses_sequence_id", False, "the attention mask"),
@@ -83,7 +82,12 @@ def _attention(table: Config, heads: int, head_dim: float) -> Attention:
         raise UserError(f"{table.source}: softmax_scale is {scale:g}, but it should be above 0")
     temperature = float(f"{1.0 / (scale * head_dim**0.5):.12g}")
     attention = Attention(
-        num_heads=heads, relative=Alibi(), bias=False, temperature=temperature, dropout=table.number("attn_pdrop", 0.0)
+        num_heads=heads,
+        relative=Alibi(),
+        bias=False,
+        temperature=temperature,
+        dropout=table.number("attn_pdrop", 0.0),
+        clip=table.number("clip_qkv", 0.0) or None,
     )
     table.leave_unread({**COMMON, "attn_impl": "execution setting"})
     return attention
@@ -117,7 +121,8 @@ def _attention_config(attention: Attention, width: int) -> dict[str, Any]:
     scale = 1.0 / (attention.temperature * (width / attention.num_heads) ** 0.5)
     # Other libraries require 0, not 0.0.
     dropout = attention.dropout or 0
-    return {"alibi": True, "attn_pdrop": dropout, "softmax_scale": None if attention.temperature == 1.0 else scale}
+    scale = None if attention.temperature == 1.0 else scale
+    return {"alibi": True, "attn_pdrop": dropout, "softmax_scale": scale, "clip_qkv": attention.clip}
 
 
 MPT = Family(
