@@ -1,0 +1,81 @@
+"""BigBird (Zaheer et al. 2020) with full attention, which it has for short rows: BERT's structure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from qkv.interop.families.common import heads
+from qkv.interop.families.common.heads import masked, masked_or_causal, tagging, written_back
+from qkv.interop.families.encoders import bert
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import Family
+from qkv.interop.registry import register
+from qkv.spec.branches import Attention
+from qkv.spec.errors import UserError
+from qkv.spec.heads import Head
+from qkv.spec.model import Model, Text
+
+
+def spec(config: Config, head: Head) -> Model:
+    """Build the spec of BigBird: as BERT's; ``use_bias`` false: queries, keys and values without biases;
+    ``rescale_embeddings``: token vectors times √D.
+    """
+    _check_full(config)
+    model, biased = bert.spec(config, head), config.flag("use_bias", True)
+    (block,) = model.blocks
+    attention, second = block.branches
+    own = attention.changed(bias=biased, output_bias=True)
+    words = model.frontend.changed(scale=config.flag("rescale_embeddings", False))
+    return model.changed(blocks=(block.changed(branches=(own, second)),), frontend=words)
+
+
+def _check_full(config: Config) -> None:
+    """Raise ``UserError`` if the published code would read some rows in blocks."""
+    longest = (5 + 2 * config.integer("num_random_blocks", 3)) * config.integer("block_size", 64)
+    kind = config.word("attention_type", "block_sparse", {"block_sparse": True, "original_full": False})
+    if kind and config.size("max_position_embeddings", 4096) > longest:
+        raise UserError(
+            f"{config.source}: attention_type is 'block_sparse', which for rows of more than {longest} positions needs "
+            "attention to random blocks, which qkv does not have; give 'original_full', which is the same for shorter "
+            "rows"
+        )
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """Return config.json keys for ``spec``; None if its structure is not BigBird's. Callers read them back."""
+    first = spec.layers[0].branches[0] if spec.layers else None
+    if not isinstance(first, Attention) or not isinstance(spec.frontend, Text):
+        return None
+    keys = bert.config(spec)
+    own = {"use_bias": first.bias, "rescale_embeddings": spec.frontend.scale, "attention_type": "original_full"}
+    return keys and {**keys, **own}
+
+
+_POOLER = {"bert.pooler.*": "part of the pooler, which this architecture does not use"}
+_WORDS = replace(
+    masked(bert.MASKED_NAMES, ignored={"cls.predictions.decoder.bias": "the same as cls.predictions.bias"}),
+    kept=written_back(_POOLER),
+)
+BIG_BIRD = Family(
+    name="BigBird",
+    base="BERT",
+    model_types=("big_bird",),
+    architectures={
+        **masked_or_causal("BigBirdForMaskedLM", "BigBirdForCausalLM", _WORDS),
+        "BigBirdModel": heads.body("bert.embeddings.word_embeddings.weight", kept=_POOLER),
+        "BigBirdForTokenClassification": replace(tagging("classifier"), kept=written_back(_POOLER)),
+    },
+    spec=spec,
+    config=config,
+    names=bert.names("bert."),
+    prefix="bert.",
+    defaults={"vocab_size": 50358, "hidden_act": "gelu_new", "max_position_embeddings": 4096},
+    ignored=bert.IGNORED,
+    ignored_config={
+        **bert.IGNORED_CONFIG,
+        **dict.fromkeys(("block_size", "num_random_blocks"), "read only by attention to blocks"),
+    },
+)
+
+register(BIG_BIRD)
