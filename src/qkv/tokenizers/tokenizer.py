@@ -132,8 +132,8 @@ class Tokenizer:
 
     @property
     def framing(self) -> Tokenizer:
-        """Tokenizer whose saved file makes other libraries put the same special tokens around texts as
-        ``encode_framed``.
+        """Copy of this tokenizer with a template: other libraries that load its file then add the same special tokens
+        as ``encode_framed``.
         """
         core = with_template(self.core, (self.frame, self.pair_frame))
         return self if core is self.core else Tokenizer(core, self._roles, self.chat_template)

@@ -209,8 +209,9 @@ def unevenness(stamps: np.ndarray, dates: bool) -> int:
 
 
 def calendar(stamps: np.ndarray) -> np.ndarray:
-    """Compute calendar features (T, 8) of dates in seconds: sine and cosine of hour, day of the week, month and
-    year.
+    """Compute calendar features (T, 8) of dates in seconds since 1970.
+
+    They are sine and cosine of the position within the day, the week, the month and the year.
     """
     days = stamps / DAY
     dates = [EPOCH + timedelta(seconds=float(stamp)) for stamp in stamps]

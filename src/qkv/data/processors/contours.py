@@ -85,6 +85,6 @@ class ContourProcessor(Processor):
 
 
 def _drawn(encoded: np.ndarray, side: int) -> np.ndarray:
-    """Draw the mask (side, side) of the shape with the points ``encoded``, with a border of a tenth."""
+    """Draw the mask (side, side) of the shape with the points ``encoded``, inside a margin of 5 % on every side."""
     places = (encoded[:, :2] * 0.9 + 1) / 2 * (side - 1)
     return filled(np.split(places, np.flatnonzero(encoded[:, 2])[1:]), side, side)

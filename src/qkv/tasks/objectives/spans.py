@@ -56,7 +56,7 @@ def counts(length: int, density: float = 0.15, mean_length: float = 3.0) -> tupl
 
 
 def noise_mask(length: int, rng: np.random.Generator, density: float = 0.15, mean_length: float = 3.0) -> np.ndarray:
-    """Sample a noise mask (N,), bool: non-empty kept and noise spans alternate, from a kept to a noise span."""
+    """Sample a noise mask (N,), bool: non-empty kept spans and noise spans alternate, and the first span is kept."""
     noise, spans = counts(length, density, mean_length)
     if not spans:
         return np.zeros(length, bool)

@@ -21,7 +21,7 @@ ENDS = (IDS["eos"], "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"
 """Keys of the tokens that end a text, a turn or a message."""
 CHAT = "tokenizer.chat_template"
 NORMAL, UNKNOWN, CONTROL, DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-"""Token types."""
+"""Token types in GGUF files."""
 SPACE = "▁"
 
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"

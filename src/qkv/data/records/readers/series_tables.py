@@ -25,7 +25,7 @@ TO = ".."
 _FEWEST = 3
 """Minimum number of columns of numbers that are taken as the steps of a series."""
 _TEXT = 30
-"""Mean number of characters beyond which a column is a text, not a name of the row."""
+"""Mean number of characters above which a column holds texts, not names of the rows."""
 
 
 def holds_series(table: Table) -> bool:
