@@ -157,7 +157,7 @@ def test_a_recipe_takes_data_in_memory(here: Path) -> None:
         (lambda: classify([*ROWS, {"review": "x", "stars": float("nan")}]), "row 36: no label"),
         (lambda: classify({"review": ["a", "b"], "stars": ["c"]}), "row 1 .* is incomplete"),
         (lambda: qkv.train(ROWS, "run", on_event=ignore), "has the columns review, stars"),
-        (lambda: classify(ROWS, lable="stars"), "'lable' is no argument for the task 'classify'.*'label'"),
+        (lambda: classify(ROWS, lable="stars"), "'lable' is not an argument of the task 'classify'.*'label'"),
         (lambda: classify(ROWS, columns={"label": "stars"}), "the column of 'label' is named twice"),
         (lambda: classify(ROWS, label="star"), "no column 'star'"),
         (lambda: qkv.train(3, "run"), "a number is given to train on"),

@@ -120,7 +120,7 @@ def test_a_label_that_is_no_option_is_refused(qkv: Call, run: Path, tmp_path: Pa
     path = tmp_path / "questions.jsonl"
     path.write_text(json.dumps({"text": "the", "choices": ["fox", "dog"], "answer": "cat"}) + "\n")
     said = qkv("ask", run, "--data", path)
-    assert (said.code, said.err) == (2, "qkv: the label 'cat' is none of the options 'fox', 'dog'\n")
+    assert (said.code, said.err) == (2, "qkv: the label 'cat' is not among the options 'fox', 'dog'\n")
 
 
 def test_the_function_answers_as_the_command(run: Path) -> None:

@@ -172,7 +172,7 @@ def test_checked_in_json(qkv: Call, model: Path) -> None:
         (["missing.yaml"], "missing.yaml"),
         (["gpt3", "--check"], "a training step needs about"),
         (["gpt2", "--length", "4096"], "4096 positions are more than the 1024"),
-        (["gpt2", "--source-length", "5"], "the model has no encoder; leave it out"),
+        (["gpt2", "--source-length", "5"], "the model has no encoder; omit it"),
         (["gpt2", "--batch-size", "0"], "the batch size is 0"),
         (["gpt2", "--precision", "fp8"], "there is no precision 'fp8'"),
         (["gpt2", "widht=3"], "did you mean 'width'?"),

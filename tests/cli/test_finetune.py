@@ -73,7 +73,7 @@ def test_a_model_that_is_there_is_changed_for_a_table(qkv: Call, here: Path, sta
     )
     assert (recipe.model.width, recipe.training.steps) == (16, 12)
     assert f"from {start}" in said.err
-    assert f"starts with the weights of '{start}'" in said.err
+    assert f"is initialised with the weights of '{start}'" in said.err
     assert ("parameters are trainable" in said.err) == (adapt != "whole")
     evaluation = json.loads((folder / "evaluation.json").read_text())["splits"]["validation"]["figures"]
     assert evaluation["targets"] == 5

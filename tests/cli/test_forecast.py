@@ -113,7 +113,7 @@ def test_arrays_and_frames_of_dates_are_series(tmp_path: Path) -> None:
         (lambda rows: rows, ("--series", "town"), "has no column 'town'"),
         (lambda rows: rows, ("--horizon", "0"), "task.horizon"),
         (lambda rows: rows, ("--from", "bert-base-uncased"), "models of the task 'forecasting' are not fine-tuned"),
-        (lambda rows: rows, ("--label", "shop"), "'label' is no argument for the task 'forecast'"),
+        (lambda rows: rows, ("--label", "shop"), "'label' is not an argument of the task 'forecast'"),
     ],
 )
 def test_unusable_series_are_refused_in_one_sentence(

@@ -197,7 +197,7 @@ def test_a_processor_of_one_s_own_has_options(qkv: Call, here: Path) -> None:
     assert "Column of tracks of a pen." in said.out
     assert "--track" not in qkv("train", "tag", "--help", "--import", "my_signal.py").out
     said = qkv(*typed, "--import", "my_signal.py")  # the option chooses the processor
-    assert "no recipe is chosen for data of the kind 'tracks' yet" in said.err
+    assert "no recipe can be chosen automatically for data of the kind 'tracks' yet" in said.err
     assert qkv("train", "signal.yaml", "--out", "run", "--import", "my_signal.py").code == 0
     first = qkv("predict", "run", "--track", "[[0, 0], [0, 1]]", "--import", "my_signal.py")
     assert first == qkv("predict", "run", "--set", "track=[[0, 0], [0, 1]]", "--import", "my_signal.py")

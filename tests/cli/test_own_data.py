@@ -217,7 +217,7 @@ def test_rows_that_cannot_be_answered_are_named(qkv: Call, stars: Path, here: Pa
     (here / "holes.csv").write_text("number,review\n1,film good plot\n2,\n3,film bad plot\n")
     said = qkv("predict", stars, "--data", "holes.csv", "--column", "text=review")
     assert [row["answer"] for row in csv.DictReader(io.StringIO(said.out))] == ["5", "1"]
-    assert "1 of 3 rows of holes.csv has no answer: line 3" in said.err
+    assert "1 of 3 rows of holes.csv has no prediction: line 3" in said.err
 
 
 BAD_TRAINING = {
@@ -244,7 +244,7 @@ BAD_TRAINING = {
     "one label": (["classify", "--data", "one.csv"], "there are no classes to distinguish"),
     "an option of another verb": (
         ["tag", "--data", "names.conll", "--label", "x"],
-        "'label' is no argument for the task 'tag'",
+        "'label' is not an argument of the task 'tag'",
     ),
     "an option without a verb": (
         ["a.txt", "--label", "x"],
@@ -306,7 +306,7 @@ BAD_QUESTIONS = {
     "an output for nothing": (["x", "--out", "o.csv"], "--out needs --data"),
     "words of a table": (["--data", "reviews.csv", "--why"], "--why is for single inputs, and --data gives a table"),
     "a page of nothing": (["x", "--report", "o.html"], "--report needs --why"),
-    "a single letter": (["x", "--why"], "the input has a single word, so none can be left out"),
+    "a single letter": (["x", "--why"], "the input has a single word; the influence of words needs at least two"),
     "an ending that is no table": (["--data", "reviews.csv", "--out", "o.pdf"], "should end in .csv, .tsv or .jsonl"),
     "no such table": (["--data", "revews.csv"], "--data: there is no file 'revews.csv'"),
     "an empty table": (["--data", "empty.csv"], "--data: 'empty.csv' is empty"),

@@ -142,9 +142,9 @@ def test_info_says_what_was_edited_and_accept_takes_it(qkv: Call, run: Path, tmp
     for command in (("evaluate", copy), ("generate", copy, "the"), ("export", copy, "--out", tmp_path / "out")):
         said = qkv(*command)
         assert (said.code, said.out) == (2, "")
-        assert f"put it back, or accept the change with 'qkv accept {copy}'" in said.err
+        assert f"restore it, or accept the change with 'qkv accept {copy}'" in said.err
     assert (
-        'model.blocks.0.order is "post", and the weights were trained with the default: accepted'
+        'model.blocks.0.order is "post", but the weights were trained with the default: accepted'
         in qkv("accept", copy).out
     )
     assert qkv("evaluate", copy).code == 0

@@ -83,4 +83,4 @@ main(["train", "classify", "--data", "reviews.csv", "--value", "stars"])
     missing, first, refused = done.stdout.splitlines()
     assert missing.startswith("False qkv: there is no file 'none.txt'")
     assert first == "False reading reviews.csv and preparing the training"
-    assert refused.startswith("False qkv: 'value' is no argument for the task 'classify'")
+    assert refused.startswith("False qkv: 'value' is not an argument of the task 'classify'")

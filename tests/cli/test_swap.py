@@ -38,10 +38,10 @@ def test_the_folder_has_a_name_by_default(
     [
         (("blocks.0.mixer=gruu",), "there is no branch 'gruu'; did you mean 'gru'?"),
         (("gru",), "there is no '=' in it"),
-        (("blocks.0.mixer=gru", "--heal", "-3"), "-3 steps are asked for"),
+        (("blocks.0.mixer=gru", "--heal", "-3"), "heal is -3 steps, but must lie between 0"),
         (
             ("blocks.0.mixer=gru", "--heal", "9" * 12),
-            "heal: 999999999999 steps are asked for; give 0 for none, or at most",
+            "heal is 999999999999 steps, but must lie between 0, for no training, and",
         ),
         ((), "missing argument"),
     ],

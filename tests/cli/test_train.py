@@ -160,10 +160,10 @@ BAD = {
         "this branch sees later positions",
     ),
     "no assignment": (command("tiny.yaml", "--quick", "steps"), "override 'steps': there is no '=' in it"),
-    "a file as folder": (command("tiny.yaml", "--out", "text.txt"), "a file stands where a folder is needed"),
+    "a file as folder": (command("tiny.yaml", "--out", "text.txt"), "a file exists where a folder is needed"),
     "a file above the folder": (
         command("tiny.yaml", "--out", "text.txt/run"),
-        "a file stands where a folder is needed",
+        "a file exists where a folder is needed",
     ),
 }
 
@@ -184,7 +184,7 @@ def test_a_read_only_folder(qkv: Call, here: Path) -> None:
     (here / "a").mkdir(mode=0o500)
     said = qkv("train", "tiny.yaml", "--out", "a/run")
     assert (said.code, said.out) == (2, "")
-    assert "the folder is read-only or belongs to someone else" in said.err
+    assert "the folder is read-only or belongs to another user" in said.err
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals of Unix")

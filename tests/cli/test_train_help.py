@@ -42,4 +42,4 @@ def test_without_a_verb_no_option_of_tables_is_shown(qkv: Call) -> None:
 
 def test_an_option_that_is_not_shown_is_still_refused_by_name(qkv: Call) -> None:
     said = qkv("train", "classify", "--data", "x.csv", "--value", "x").err
-    assert "'value' is no argument for the task 'classify'" in said
+    assert "'value' is not an argument of the task 'classify'" in said

@@ -161,11 +161,11 @@ def test_equal_steps_leave_sizes_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "base", "sentence"),
     [
-        ({"entries": {"a": [], "b": ["model.width=4096"]}}, [], r"entry 'b' has .* cannot be given .* within 1%"),
+        ({"entries": {"a": [], "b": ["model.width=4096"]}}, [], r"entry 'b' has .* cannot be resized to .* within 1%"),
         ({"knobs": {"gru": "model.blocks.gru.hiden"}}, [], "there is no 'hiden'"),
         ({"equal": "time"}, [], "entry 'attention': equal time needs training.minutes"),
-        ({"equal": "flops"}, ["training.minutes=1"], "training.minutes would end runs"),
-        ({"equal": "steps"}, ["training.minutes=1"], "would end runs before their steps are equal"),
+        ({"equal": "flops"}, ["training.minutes=1"], "with training.minutes, runs may end"),
+        ({"equal": "steps"}, ["training.minutes=1"], "runs may end before their steps are equal"),
         (
             {"equal": "steps", "entries": {"a": [], "b": ["training.steps=9"]}},
             [],
@@ -277,7 +277,7 @@ def test_a_failed_baseline_leaves_nothing_to_test(tmp_path: Path) -> None:
     compared = comparison(entries={"wild": wild, "base": []}, rates=[1.0], seeds=[1, 2])
     ranking = compare(compared, tmp_path, base=BASE, watcher=Quiet())
     assert ranking.rows[1].p is None
-    assert "The baseline failed, so that no differences are tested." in ranking.conclusions()
+    assert "The baseline failed, so no differences are tested." in ranking.conclusions()
 
 
 def test_the_folder_of_a_run_is_refused(whole: Path) -> None:
@@ -287,7 +287,7 @@ def test_the_folder_of_a_run_is_refused(whole: Path) -> None:
 
 def test_errors_of_the_disk_are_no_failed_rows(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file in the way")
-    with pytest.raises(UserError, match="a file stands where a folder is needed"):
+    with pytest.raises(UserError, match="a file exists where a folder is needed"):
         carry_out(BASE, tmp_path / "run", lambda _: None)
 
 

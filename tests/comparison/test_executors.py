@@ -68,7 +68,10 @@ def test_two_at_once_share_the_threads_and_outcomes_are_in_order(folder: Path) -
 
 def test_a_run_that_the_system_kills_has_failed_and_the_others_go_on(folder: Path) -> None:
     found = execute(runs(folder, "kill", "b"), Processes(1), Kept())
-    assert [outcome.failed for outcome in found] == ["killed by the system, as when memory runs out", ""]
+    assert [outcome.failed for outcome in found] == [
+        "killed by the operating system, for example because memory ran out",
+        "",
+    ]
     assert read_outcome(folder / "kill") == found[0]
     kept = Kept()
     assert execute(runs(folder, "kill"), Processes(1), kept) == found[:1]  # read, not repeated

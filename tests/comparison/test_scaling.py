@@ -49,7 +49,7 @@ def test_the_larger_run_has_twice_the_size_and_length_and_is_checked(whole: tupl
     assert entry.extrapolated is not None
     inside = entry.extrapolated.low <= (entry.larger.loss or 0.0) <= entry.extrapolated.high
     assert entry.holds == inside
-    assert ("inside the interval" if inside else "outside of the interval") in whole[1].conclusions()[-1]
+    assert ("inside the 90 % interval" if inside else "outside the 90 % interval") in whole[1].conclusions()[-1]
 
 
 def test_the_page_and_the_data_hold_every_run(whole: tuple[Path, Scaling]) -> None:
@@ -88,9 +88,9 @@ def test_rate_of_the_larger_model_follows_the_power_law_of_the_chosen_rates(
 @pytest.mark.parametrize(
     ("changes", "overrides", "sentence"),
     [
-        ({"metric": "exact_match"}, (), "needs one that falls, such as loss, and 'exact_match' rises"),
-        ({}, ("training.minutes=1",), "has training.minutes, but runs are scaled by their steps"),
-        ({"knobs": {"a": "model.blocks.attention.num_heads"}}, (), "cannot be given about"),
+        ({"metric": "exact_match"}, (), "needs a metric that decreases, such as loss, but 'exact_match' increases"),
+        ({}, ("training.minutes=1",), "has training.minutes, but scaling varies the number of steps"),
+        ({"knobs": {"a": "model.blocks.attention.num_heads"}}, (), "cannot be resized to about"),
     ],
 )
 def test_what_cannot_be_scaled_is_refused(

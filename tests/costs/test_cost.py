@@ -269,7 +269,7 @@ def test_layers_that_are_alike_stand_for_each_other() -> None:
 @pytest.mark.parametrize(
     ("model", "options", "sentence"),
     [
-        (model_of(frontend=Text()), {}, "vocab_size is not known without the tokenizer"),
+        (model_of(frontend=Text()), {}, "vocab_size is unknown without the tokenizer"),
         (model_of(), {"batch_size": 0}, "the batch size is 0"),
         (model_of(), {"length": -1}, "the length is -1"),
         (model_of(), {"precision": "fp16"}, "no precision 'fp16'; allowed: "),

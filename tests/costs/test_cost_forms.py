@@ -305,7 +305,7 @@ def test_a_longer_source_costs_nothing_but_its_own() -> None:
         (
             model_of(encoder=ENCODER.changed(frontend=Text())),
             {},
-            "model.encoder.frontend.vocab_size is not known without the tokenizer",
+            "model.encoder.frontend.vocab_size is unknown without the tokenizer",
         ),
         (
             model_of(encoder=ENCODER.changed(frontend=Text(vocab_size=9, positions=Learned()))),

@@ -235,7 +235,7 @@ def test_what_would_change_the_numbers_is_refused(
 def test_a_first_token_that_the_tokenizer_lacks_is_named(tmp_path: Path) -> None:
     a_t5(tmp_path)
     edit(tmp_path / GENERATION, lambda said: said.update(decoder_start_token_id=99))
-    with pytest.raises(UserError, match="texts begin with the id 99, which its tokenizer does not have"):
+    with pytest.raises(UserError, match="begin with the token id 99, which its tokenizer does not have"):
         qkv.load(tmp_path)
 
 
@@ -256,7 +256,7 @@ def test_classes_of_a_text_that_the_decoder_reads_one_token_later(tmp_path: Path
         wanted = theirs(ids, attention_mask=(ids != 1).long()).logits
         found = model(Signal(later, lengths=lengths), memory=model.encode(Signal(ids, lengths=lengths)))[0]
     assert torch.allclose(found, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
-    with pytest.raises(UserError, match="'classification' on an encoder–decoder, which no task of qkv asks"):
+    with pytest.raises(UserError, match="'classification' on an encoder–decoder, which no task of qkv uses"):
         qkv.load(tmp_path)
 
 

@@ -278,7 +278,7 @@ def test_positions_are_resampled_to_the_size_of_the_processor(
 
 def test_what_no_task_or_processor_fits_is_refused(tmp_path: Path) -> None:
     saved(ViTModel, vit(), tmp_path / "body", ViTImageProcessorPil(size={"height": 14, "width": 14}))
-    with pytest.raises(UserError, match="a head of the kind 'vectors', which no task of qkv asks"):
+    with pytest.raises(UserError, match="a head of the kind 'vectors', which no task of qkv uses"):
         qkv.load(tmp_path / "body")
     saved(ViTForImageClassification, vit(), tmp_path / "bare")
     with pytest.raises(UserError, match=r"holds no preprocessor_config\.json"):

@@ -351,7 +351,7 @@ def test_the_pooling_of_new_releases_is_read(tmp_path: Path) -> None:
         ({"texts": ["a", 3]}, "text 2: 3 is not a string"),
         ({"texts": ["a"], "poolings": ("meen",)}, "did you mean 'mean'"),
         ({"texts": ["a"], "poolings": ()}, "no pooling is given"),
-        ({"texts": ["a"], "pooling": "mean"}, "no option 'pooling' of an embedding; did you mean 'poolings'"),
+        ({"texts": ["a"], "pooling": "mean"}, "no option 'pooling'; did you mean 'poolings'"),
     ],
     ids=["one-text", "number", "pooling", "no-pooling", "option"],
 )

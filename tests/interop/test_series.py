@@ -82,6 +82,8 @@ def test_what_cannot_be_followed_is_refused(changed: dict[str, Any], sentence: s
 
 def test_a_folder_of_series_is_a_model_without_its_data(tmp_path: Path) -> None:
     PatchTSTForPrediction(patchtst()).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="does not say how series are read and standardised, as no published folder"):
+    with pytest.raises(
+        UserError, match="does not specify how series are read and standardised, and no published folder"
+    ):
         qkv.load(tmp_path)
     assert main(["info", str(tmp_path)]) == main(["load", str(tmp_path)]) == 0

@@ -67,7 +67,7 @@ def test_a_number_changes_by_a_difference(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_explained_gets_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the input has a single word, so none can be left out"):
+    with pytest.raises(UserError, match="the input has a single word; the influence of words needs at least two"):
         qkv.explain(run_of("classification", tmp_path), "a")
     with pytest.raises(UserError, match="the task 'token_classification' predicts neither"):
         qkv.explain(run_of("token_classification", tmp_path), "the cat")

@@ -147,12 +147,12 @@ DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
     ("weights.safetensors", empty, "is empty"),
     ("weights.safetensors", Path.unlink, "is missing"),
     ("weights.safetensors", make_folder, "is a folder, not a safetensors file"),
-    ("weights.safetensors", replace_by_foreign, "does not belong to"),
-    ("optimizer.safetensors", take_from_other_step, "does not belong to"),
+    ("weights.safetensors", replace_by_foreign, "does not match .* its checksum differs"),
+    ("optimizer.safetensors", take_from_other_step, "does not match .* its checksum differs"),
     ("optimizer.safetensors", cut, "is cut short"),
     ("random.safetensors", flip, "was changed after it was written"),
     ("state.json", edit_state, "was changed after it was written"),
-    ("state.json", cut, "is cut short or not a checkpoint's state"),
+    ("state.json", cut, "is truncated or not the state of a checkpoint"),
     ("state.json", Path.unlink, "is missing"),
 ]
 
@@ -225,7 +225,7 @@ except UserError as error:
     before = tree(saved.folder)
     done = subprocess.run([sys.executable, "-c", script, str(saved.folder)], capture_output=True, text=True, check=True)
     assert "the checkpoint of step 30" in done.stdout
-    assert "cannot be written: it is larger than the system allows a file to be here" in done.stdout
+    assert "cannot be written: it exceeds the maximum file size of this file system" in done.stdout
     assert tree(saved.folder) == before
     assert hasattr(resource, "RLIMIT_FSIZE")
     assert hasattr(signal, "SIGXFSZ")
@@ -237,7 +237,7 @@ def test_a_read_only_folder_is_a_sentence(saved: CheckpointStore, monkeypatch: p
 
     before = tree(saved.folder)
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(UserError, match="the folder is read-only or belongs to someone else; name another one"):
+    with pytest.raises(UserError, match="the folder is read-only or belongs to another user; name another folder"):
         saved.save(a_checkpoint(30))
     monkeypatch.undo()
     assert tree(saved.folder) == before
@@ -245,7 +245,7 @@ def test_a_read_only_folder_is_a_sentence(saved: CheckpointStore, monkeypatch: p
 
 def test_a_file_in_the_way_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "resume").write_text("mine")
-    with pytest.raises(UserError, match="a file stands where a folder is needed"):
+    with pytest.raises(UserError, match="a file exists where a folder is needed"):
         CheckpointStore(tmp_path / "resume").save(a_checkpoint(1))
     assert (tmp_path / "resume").read_text() == "mine"
 

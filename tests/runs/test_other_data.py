@@ -85,7 +85,7 @@ def test_inputs_that_the_run_does_not_know_are_noted(run: Run, tmp_path: Path) -
     (known,) = qkv.predict(run, "good film number 1")
     assert "note" not in known
     (strange,) = qkv.predict(run, "ผมชอบกิน ข้าวกับ ปลาทุกวัน")
-    assert "tokens of the input are unknown to the run, so the answer says little" in strange["note"]
+    assert "input tokens are not in the run's vocabulary, so the answer is unreliable" in strange["note"]
     evaluation = evaluate(run, data=str(table(tmp_path / "other.csv", [("ผมชอบ กิน", "up"), ("ข้าว กับ", "down")])))
     assert any("% of the tokens of the texts are unknown to the run" in note for note in evaluation.notes)
 
@@ -111,7 +111,7 @@ def test_without_the_training_part_there_is_no_fitted_baseline(run: Run, tmp_pat
     evaluation = evaluate(run, data=str(other))
     assert evaluation.figures["targets"] == 30
     assert not [name for name in evaluation.figures if "_of_" in name]
-    assert any("baselines fitted on its training part are omitted" in note for note in evaluation.notes)
+    assert any("baselines fitted on its training split are omitted" in note for note in evaluation.notes)
 
 
 def test_a_tagger_and_its_most_frequent_tags(tmp_path: Path) -> None:

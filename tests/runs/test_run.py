@@ -151,7 +151,7 @@ def test_an_edited_run_is_refused_until_it_is_accepted(
     copied: Path, edit: Callable[[Path], object], sentence: str
 ) -> None:
     edit(copied)
-    with pytest.raises(UserError, match=sentence + r".*; put it back, or accept the change with 'qkv accept"):
+    with pytest.raises(UserError, match=sentence + r".*; restore it, or accept the change with 'qkv accept"):
         load(copied)
     wanted = load(copied, accept_changes=True)
     assert re.search(sentence, accept(copied) or "")
@@ -184,7 +184,7 @@ def test_training_does_not_go_on_with_an_edited_vocabulary(copied: Path) -> None
     (copied / "tokenizer.json").write_text(
         json.dumps({**tree, "decoder": {"type": "Fuse"}})
     )  # the ids are as they were
-    with pytest.raises(UserError, match=r"tokenizer\.json was changed .*; put it back, or name another folder"):
+    with pytest.raises(UserError, match=r"tokenizer\.json was changed .*; restore it, or name another folder"):
         train(load(copied, accept_changes=True).recipe, copied, on_event=ignore)
 
 
@@ -198,8 +198,8 @@ def test_weights_of_older_versions_are_loaded_as_they_are(copied: Path) -> None:
 def test_best_weights_that_are_missing_are_not_replaced_unasked(copied: Path) -> None:
     (copied / "model.safetensors").unlink()
     sentence = (
-        r"model\.safetensors is missing, and the run had kept its best weights there; "
-        r"put it back, or take those of the newest"
+        r"model\.safetensors, the file of the run's best weights, is missing; "
+        r"restore it, or use the weights of the newest"
     )
     with pytest.raises(UserError, match=sentence):
         load(copied)

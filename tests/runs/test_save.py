@@ -53,7 +53,7 @@ def test_a_model_alone_generates(characters: Tokenizer) -> None:
     ("model", "options", "sentence"),
     [
         (torch.nn.Linear(2, 2), {}, "Linear given; allowed: a run, its folder, or a model"),
-        (None, {"prompt": "the"}, "a model alone has no tokenizer"),
+        (None, {"prompt": "the"}, "a model made by qkv.build has no tokenizer"),
         (None, {"prompt": "the", "tokenizer": 3}, "tokenizer: int given; allowed"),
     ],
 )
@@ -94,7 +94,7 @@ def test_saving_again_replaces_the_weights_of_the_same_model(tmp_path: Path, cha
         qkv.save(second, folder, train(spec.Characters(), [TEXT.replace("m", "q")]))
     assert qkv.load(folder).step == 9
     (folder / "metrics.jsonl").write_text("")
-    with pytest.raises(UserError, match="holds a run that was trained there"):
+    with pytest.raises(UserError, match="holds a run trained by qkv"):
         qkv.save(second, folder, characters)
 
 
@@ -106,7 +106,7 @@ def test_classes_have_names(tmp_path: Path, characters: Tokenizer) -> None:
     assert answer["probabilities"] == pytest.approx(dict(zip("abc", probabilities.tolist(), strict=True)), abs=1e-5)
     numbered = qkv.load(qkv.save(model, tmp_path / "numbered", characters))
     assert numbered.vocabulary.labels == ("0", "1", "2")
-    with pytest.raises(UserError, match="2 different labels given, and the model has 3 classes"):
+    with pytest.raises(UserError, match="2 different labels given, but the model has 3 classes"):
         qkv.save(model, tmp_path / "few", characters, labels=["a", "b"])
     assert not (tmp_path / "few").exists()
 

@@ -242,5 +242,5 @@ def test_the_wide_path_reads_pixels_and_its_outputs_are_joined(tmp_path: Path) -
 
 def test_words_of_an_image_cannot_be_left_out(tmp_path: Path) -> None:
     run = qkv.train(recipe_on(folder(tmp_path / "photos")), tmp_path / "run", on_event=quiet)
-    with pytest.raises(UserError, match="words are left out of texts, and this run reads images"):
+    with pytest.raises(UserError, match="the influence of words is only defined for texts, but this run reads images"):
         qkv.explain(run, "photo.png")

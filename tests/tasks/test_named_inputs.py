@@ -262,10 +262,10 @@ def test_a_run_goes_on_from_another_with_its_inputs(tmp_path: Path) -> None:
     assert second.vocabulary.tokenizer.to_json() == first.vocabulary.tokenizer.to_json()
     assert second.vocabulary.processors == first.vocabulary.processors  # not those of the new rows
     data = {"source": "memory", "inputs": {"photo": "images", "words": "bytes"}}
-    with pytest.raises(UserError, match=r"photo, words given, and the start .* reads picture, words"):
+    with pytest.raises(UserError, match=r"photo, words given, but the start .* reads picture, words"):
         qkv.train(Recipe.parse({**plain, "data": data}), tmp_path / "third", data=drawn(40), on_event=quiet)
     data["inputs"] = {"picture": "images", "words": "bytes"}
-    with pytest.raises(UserError, match=r"data.inputs.words: bytes given, and the start .* leave data.inputs out"):
+    with pytest.raises(UserError, match=r"data.inputs.words: bytes given, but the start .* omit data.inputs"):
         qkv.train(Recipe.parse({**plain, "data": data}), tmp_path / "third", data=drawn(40), on_event=quiet)
 
 

@@ -123,7 +123,7 @@ def test_another_table_under_a_run_is_noticed(tmp_path: Path) -> None:
     rows[3]["label"] = "none" if rows[3]["label"] == "animal" else "animal"
     write_table(tmp_path / "classification.jsonl", rows)
     with pytest.raises(
-        UserError, match=r"the data or a file of the vocabulary was changed; put it back, or name another folder"
+        UserError, match=r"the data or a file of the vocabulary was changed; restore it, or name another folder"
     ):
         train(recipe, tmp_path / "run", on_event=ignore)
 

@@ -115,7 +115,7 @@ def test_the_run_keeps_the_best_contestant_of_the_validation_part(tmp_path: Path
     splits = {name: each["figures"] for name, each in run.evaluation["splits"].items()}
     assert validation["figures"]["loss"] == pytest.approx(columns["loss"][names[0]], rel=1e-3)
     assert splits["test"]["mse"] == pytest.approx(columns["test mse"][names[0]], rel=1e-3)
-    assert f"chosen on the validation part: {names[0]}" in notices
+    assert f"chosen on the validation split: {names[0]}" in notices
     (tested,) = (each for each in run.evaluation["splits"]["test"]["sections"] if each["kind"] == "contestants")
     assert [row[0] for row in tested["rows"]] == names
     assert [float(row[tested["columns"].index("mse")]) for row in tested["rows"]] == list(columns["test mse"].values())
@@ -182,7 +182,7 @@ def test_a_run_that_keeps_patches_shows_all_contestants(tmp_path: Path) -> None:
     assert {"normalised DLinear", "DLinear", "seasonal naive", "repeat last"} <= set(names)
     assert min(errors, key=errors.__getitem__) == "seasonal naive"
     assert validation["figures"]["mse"] == pytest.approx(errors[names[0]], rel=1e-3)
-    assert f"that it may keep, the first {len(kept)}," in table["note"]
+    assert f"of the first {len(kept)}, which the run may keep," in table["note"]
     assert evaluate(load(tmp_path / "run")).figures["mse"] == validation["figures"]["mse"]
 
 

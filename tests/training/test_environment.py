@@ -62,8 +62,8 @@ def test_other_threads_are_said_and_nothing_is_taken_over(tmp_path: Path, monkey
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     sentence = Environment(tmp_path, CPU, choices.table()).adopt()
     assert sentence == (
-        "the losses may differ in their last digits from here on, because this start differs from the one before: "
-        "threads 1 before, 64 now"
+        "the losses may differ in their last digits from here on, "
+        "because the environment has changed since the run was last started: threads 1 before, 64 now"
     )
     assert choose("slow") == "slow"
 

@@ -123,7 +123,7 @@ def test_a_signal_leaves_the_evaluation_for_the_next_start(
     with pytest.raises(Interrupted):
         train(recipe, tmp_path / "run", on_event=events.append)
     ended = [(event.status, event.message) for event in events if isinstance(event, Ended)]
-    assert ended == [("stopped", "stopped by SIGTERM during the final evaluation; the same command repeats it")]
+    assert ended == [("stopped", "stopped by SIGTERM during the final evaluation; the same command resumes it")]
     assert not (tmp_path / "run" / EVALUATION).exists()
     monkeypatch.setattr(ClassificationTask, "evaluate", plain)
     assert train(recipe, tmp_path / "run", on_event=ignore).evaluation is not None

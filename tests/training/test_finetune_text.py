@@ -33,7 +33,7 @@ def test_a_model_is_trained_on_a_text_in_one_line(qkv: Call, here: Path) -> None
     recipe, before = read_recipe(here / "out"), library.load(here / "gpt").recipe
     assert (recipe.task.kind, recipe.start.checkpoint) == ("next_token", "gpt")
     assert recipe.model.context_length == before.model.context_length, "windows are shorter, the model is not"
-    assert "starts with the weights of 'gpt'" in said.err
+    assert "is initialised with the weights of 'gpt'" in said.err
     run = library.load(here / "out")
     assert run.metrics[-1]["step"] == 6
     assert isinstance(library.generate(run, "the good", max_new_tokens=3), str)

@@ -84,10 +84,10 @@ def test_a_branch_that_gives_nan_is_named(
 
     sentence = failing_run(tmp_path, monkeypatch, spoil)
     assert sentence.startswith(
-        f"step {STEP}: the loss is nan; blocks.{block}.branches.{branch} was the first to give values that are not "
+        f"step {STEP}: the loss is nan; blocks.{block}.branches.{branch} was the first to produce values that are not "
         "finite"
     )
-    assert f"the checkpoint of step 7 is kept in {tmp_path / 'run' / 'resume' / 'step-00000007'}" in sentence
+    assert f"the checkpoint of step 7 is in {tmp_path / 'run' / 'resume' / 'step-00000007'}" in sentence
     checkpoint = CheckpointStore(tmp_path / "run" / "resume").load(lambda text: pytest.fail(text))
     assert checkpoint is not None
     assert checkpoint.step == 7
@@ -109,7 +109,7 @@ def test_an_infinite_logit_is_the_heads(tmp_path: Path, monkeypatch: pytest.Monk
     sentence = failing_run(
         tmp_path, monkeypatch, lambda model: model.head.register_forward_hook(from_step(lambda x: x * float("inf")))
     )
-    assert "the loss is nan; head was the first to give values that are not finite" in sentence
+    assert "the loss is nan; head was the first to produce values that are not finite" in sentence
 
 
 def test_weights_that_an_update_broke_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_before_the_first_checkpoint_the_sentence_says_so(tmp_path: Path, monkey
         model.frontend.register_forward_hook(from_step(lambda x: x * float("nan")))
 
     sentence = failing_run(tmp_path, monkeypatch, spoil, checkpoints={"every": 100})
-    assert sentence.endswith("no checkpoint had been saved")
+    assert sentence.endswith("no checkpoint was saved before")
 
 
 def test_a_rate_that_is_far_too_high_fails_with_a_remedy(tmp_path: Path) -> None:

@@ -261,10 +261,10 @@ def test_a_state_of_another_model_is_refused() -> None:
     model = Little()
     optimizer = build_optimizer(AdamW(), model)
     with pytest.raises(
-        UserError, match=r"'norm\.weigth/exp_avg' belongs to no parameter .*did you mean 'norm\.weight'"
+        UserError, match=r"'norm\.weigth/exp_avg', but the model has no such parameter.*did you mean 'norm\.weight'"
     ):
         optimizer.load_state_dict({"norm.weigth/exp_avg": torch.zeros(6)})
-    with pytest.raises(UserError, match=r"shape \[5\], its parameter \[6\]"):
+    with pytest.raises(UserError, match=r"shape \[5\], but its parameter has the shape \[6\]"):
         optimizer.load_state_dict({"norm.weight/exp_avg": torch.zeros(5)})
 
 

@@ -121,7 +121,7 @@ def test_what_does_not_fit_at_all_is_said(
         train(budgeted(text, 0.5), tmp_path / "run", on_event=ticks.listen(show))
     assert steps_done(tmp_path / "run") == 20
     assert (
-        "about 12 min 00 s for 20 steps of at most 400; not even that fits into training.minutes=0.5"
+        "about 12 min 00 s for 20 steps of at most 400; even this minimum exceeds training.minutes=0.5"
         in capsys.readouterr().err
     )
 

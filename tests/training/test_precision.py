@@ -39,7 +39,7 @@ def test_where_bf16_is_slower_a_run_is_one_of_fp32_and_says_so_once(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, said = trained(text, tmp_path / "slow", 3, monkeypatch, 100.0)
-    assert said == ["products run in fp32, not bf16, which is slower on this cpu; qkv why shows both times"]
+    assert said == ["products run in fp32, not bf16, which is slower on this cpu; 'qkv why' shows both times"]
     plain = train(
         small_recipe(text, 3, schedule="constant(warmup=1)"), tmp_path / "fp32", on_event=lambda event: None
     ).model.state_dict()

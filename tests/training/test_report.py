@@ -59,7 +59,7 @@ def test_compute_is_that_of_every_position_and_weights_were_chosen_by_accuracy(t
 def test_a_description_says_what_is_taken_after_a_change(tmp_path: Path) -> None:
     data = {"source": str(written(tmp_path / "table.csv"))}
     recipe = automatic_task("classification", data, ["training.steps=7"], machine=FAST)
-    assert recipe.description.endswith("but for training.steps=7.")
+    assert recipe.description.endswith("; overridden: training.steps=7.")
     for quick in (False, True):  # the steps are planned later
         assert "steps" not in automatic_task("classification", data, quick=quick, machine=FAST).description
     assert (

@@ -109,7 +109,7 @@ def test_a_short_run(recipe: Path) -> None:
     assert len(read_recipe(recipe).typed) == 2, "a short run takes the place of nothing"
     assert not stale(recipe)
     assert record([full], recipe).form == "full"
-    with pytest.raises(UserError, match="a short run would take its place"):
+    with pytest.raises(UserError, match="the result of a short run would replace"):
         record([short], recipe)
 
 
@@ -160,7 +160,7 @@ def _other_data(recipe: Path) -> list[Path]:
         (_other_width, "model.width is 4 there and 8 here"),
         (_other_steps, "training.steps is 5 there and 6 here"),
         (_unfinished, "6 of 8 steps are done"),
-        (_edited, "training.batch_size is 8, and the weights were trained with 4"),
+        (_edited, "training.batch_size is 8, but the weights were trained with 4"),
         (_not_evaluated, "no final evaluation yet"),
         (_one_seed_twice, "two of the runs have the seed 1"),
         (_other_data, "trained on different data"),

@@ -159,7 +159,7 @@ def test_another_text_under_the_same_name_is_noticed(tmp_path: Path) -> None:
     text.write_text(text.read_text()[::-1])
     with pytest.raises(
         UserError,
-        match=r"the ids of .*text\.txt.* are not those that the run in .* was trained on: "
+        match=r"the token ids of .*text\.txt.* differ from those that the run in .* was trained on: "
         r"the data or a file of the vocabulary was changed",
     ):
         train(recipe, tmp_path / "run", on_event=ignore)
@@ -203,7 +203,7 @@ def test_a_full_disk_stops_the_run_and_nothing_that_was_saved_is_lost(
 def test_a_file_where_the_folder_should_be(text: Path, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("mine")
     with pytest.raises(
-        UserError, match=r"^the run folder .*run cannot be written: a file stands where a folder is needed"
+        UserError, match=r"^the run folder .*run cannot be written: a file exists where a folder is needed"
     ):
         train(small_recipe(text, STEPS), tmp_path / "run", on_event=ignore)
     assert (tmp_path / "run").read_text() == "mine"
@@ -220,7 +220,7 @@ def test_a_read_only_run_folder(text: Path, tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(
-        UserError, match=r"metrics\.jsonl cannot be written: the folder is read-only or belongs to someone else"
+        UserError, match=r"metrics\.jsonl cannot be written: the folder is read-only or belongs to another user"
     ):
         train(small_recipe(text, STEPS), tmp_path / "run", on_event=ignore)
 

@@ -169,7 +169,7 @@ def test_other_targets_are_tuned_too(place: Path, task: str, head: str) -> None:
 
 def test_starts_of_other_signals_are_refused(place: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.csv").write_text("text,label\n" + "good,a\nbad,b\n" * 10)
-    with pytest.raises(UserError, match=r"is read as text, and the start '.*' reads images"):
+    with pytest.raises(UserError, match=r"is read as text, but the model '.*' reads images"):
         automatic_task("classification", {"source": str(tmp_path / "texts.csv")}, start=str(place / "vit"))
     (place / "body" / "preprocessor_config.json").unlink()
     with pytest.raises(UserError, match=r"holds no preprocessor_config\.json, so it is not known how images are"):

@@ -145,7 +145,7 @@ def test_a_published_checkpoint_is_healed_on_a_text_that_is_given(trained: Run, 
         norm="rms_norm",
     )
     save_published(qkv.build(rotary, 3), tmp_path / "hf", trained.tokenizer)
-    with pytest.raises(UserError, match="does not say what it was trained on; give --data"):
+    with pytest.raises(UserError, match="does not record its training data; give --data"):
         swap(tmp_path / "hf", LINEAR, tmp_path / "run", on_event=ignore)
     small = ["training.batch_size=2", "training.validation.batches=1"]
     found = swap(tmp_path / "hf", [*LINEAR, *small], tmp_path / "run", heal=2, data=str(text), on_event=ignore)
@@ -159,8 +159,8 @@ def test_a_published_checkpoint_is_healed_on_a_text_that_is_given(trained: Run, 
     [
         (["blocks.*.mixer=attention(2)"], {}, "the changes do not alter the model"),
         ([], {}, "the changes do not alter the model"),
-        (LINEAR, {"heal": -1}, "-1 steps are asked for; give 0 for none, or at most 2,147,483,647"),
-        ([*LINEAR, "training.adapt=lora"], {}, "training.adapt: healing trains all weights"),
+        (LINEAR, {"heal": -1}, "heal is -1 steps, but must lie between 0, for no training, and 2,147,483,647"),
+        ([*LINEAR, "training.adapt=lora"], {}, "training.adapt: the training after a swap updates all weights"),
         (LINEAR, {"data": "nowhere.txt"}, "nowhere.txt"),
     ],
 )

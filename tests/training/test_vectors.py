@@ -54,7 +54,9 @@ def test_rows_of_a_text_file_are_matched_by_word(header: bool, tmp_path: Path) -
     named = [i for i, word in words_of(tokenizer).items() if word.lower() in VECTORS_16]
     others = [i for i in range(tokenizer.vocab_size) if i not in named]
     assert model.frontend.table[others].equal(plain.frontend.table[others])
-    assert sentence.startswith(f"{len(named)} of {tokenizer.vocab_size} tokens start with their vectors of '")
+    assert sentence.startswith(
+        f"{len(named)} of {tokenizer.vocab_size} token embeddings are initialised with vectors from '"
+    )
 
 
 def test_rows_of_a_run_are_matched_by_word(tmp_path: Path) -> None:
@@ -82,7 +84,7 @@ def test_training_starts_with_them_and_a_run_is_read_without(tmp_path: Path) -> 
     notes: list[str] = []
     recipe = Recipe.parse(plain)
     run = train(recipe, tmp_path / "run", on_event=lambda e: notes.append(e.text) if isinstance(e, Notice) else None)
-    assert any("tokens start with their vectors" in note for note in notes)
+    assert any("token embeddings are initialised with vectors" in note for note in notes)
     torch.testing.assert_close(torch.tensor(rows(run.model, run.tokenizer, "cat")), torch.full((2, 16), 2.0))
     source.unlink()
     assert rows(load(tmp_path / "run").model, run.tokenizer, "cat") == rows(run.model, run.tokenizer, "cat")
@@ -92,10 +94,10 @@ def test_training_starts_with_them_and_a_run_is_read_without(tmp_path: Path) -> 
     ("content", "sentence"),
     [
         (None, r"model\.frontend\.vectors: there is no file or run folder '.*'"),
-        ("cat 1 2 3\n", r"the vectors of '.*' have 3 numbers and those of the model 16; give model\.width=3"),
-        ("zebra " + "1 " * 16, r"no token of the model is a word of '.*'"),
+        ("cat 1 2 3\n", r"the vectors in '.*' have 3 features, but the model's embeddings have 16; set model\.width=3"),
+        ("zebra " + "1 " * 16, r"'.*' has no vector for any token of the model"),
         ("the 1 2\ncat 1 2 3\n", r"line 2 of .* has 3 numbers, and the lines before it have 2"),
-        ("the 1 2\ncat 1 x\n", r"line 2 of .* is not a word and its numbers"),
+        ("the 1 2\ncat 1 x\n", r"line 2 of .* is not a word followed by numbers"),
     ],
     ids=["missing", "width", "strangers", "ragged", "no numbers"],
 )
@@ -109,5 +111,5 @@ def test_what_does_not_fit_is_a_sentence(content: str | None, sentence: str, tmp
 
 def test_a_folder_without_weights_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"holds no model\.safetensors, so it is no trained run"):
+    with pytest.raises(UserError, match=r"is not the folder of a trained run: it holds no model\.safetensors"):
         started(with_vectors(tmp_path / "empty", tmp_path))

@@ -1,4 +1,4 @@
-"""Recipes chosen for a text of any size and this machine: tokenizer, model size and training length."""
+"""Choose a recipe for a text of any size and this machine: tokenizer, model size and training length."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ EPOCHS = 16
 _BATCH = 8
 _HEAD = 32
 _FEWEST = 300
-"""Minimum number of steps, needed even for a tiny text before samples resemble it."""
+"""Minimum number of steps: with fewer, samples do not resemble even a tiny text."""
 _VOCABULARIES = (512, 1024, 2048, 4096)
 _CHARACTERS = 3.0
-"""Approximate characters per token with a byte-pair vocabulary of such a size."""
+"""Approximate characters per token with a byte-pair vocabulary of one of the above sizes."""
 
 
 class _Size(NamedTuple):
@@ -52,8 +52,8 @@ _SIZES = (
 
 
 class _Fit(NamedTuple):
-    """Candidate model for a text: parameters, memory of a training step in bytes, steps expected within the budget, and
-    expected loss in nats per token.
+    """Candidate model for a text: its parameters, the memory of a training step in bytes, the steps expected within the
+    budget, and the expected loss in nats per token.
     """
 
     model: Model
@@ -66,7 +66,7 @@ class _Fit(NamedTuple):
 def automatic(
     source: str, overrides: Iterable[str] = (), quick: bool = False, machine: Machine | None = None
 ) -> Recipe:
-    """Choose a recipe for the text ``source``, a file or a known data set, with a budget of ``MINUTES``, or of
+    """Choose a recipe for the text ``source``, a file or a named data set, with a budget of ``MINUTES``, or of
     ``training.minutes`` in ``overrides``.
 
     Tokenizer: characters for a short text, else byte-pair encoding with a vocabulary that grows with the text. Model
@@ -74,7 +74,7 @@ def automatic(
     most 4 parameters per token of the text, and a training step that fits into memory. Steps: ``EPOCHS`` epochs, or as
     many steps as fit into the budget.
 
-    ``quick``: use the shorter form of the recipe. Raises ``UserError`` if the text cannot be read.
+    ``quick``: use the short form of the recipe. Raises ``UserError`` if the text cannot be read.
     """
     changes, machine = list(overrides), machine or this_machine()
 
@@ -112,9 +112,9 @@ def expected_loss(parameters: float, tokens: float, distinct: float) -> float:
     """Return the expected reducible loss in nats per token: A / P^0.34 + B / D^0.28, A = 406.4, B = 410.7 (Hoffmann et
     al. 2022), with P = ``parameters``.
 
-    Training on ``tokens`` reads the U = ``distinct`` tokens of the text R + 1 times; they count as D = U (1 + 15.4 (1 -
-    exp(-R / 15.4))) unique tokens (Muennighoff et al. 2023). The constants were fitted to large models on web text;
-    only the ranking of sizes is used.
+    Training on ``tokens`` tokens reads the text, which has U = ``distinct`` tokens, R + 1 times. This counts as D = U
+    (1 + 15.4 (1 - exp(-R / 15.4))) unique tokens (Muennighoff et al. 2023). The constants were fitted to large models
+    on web text; they are only used to rank model sizes.
     """
     repeats = max(0.0, tokens / distinct - 1)
     worth = min(tokens, distinct) * (1 + 15.4 * (1 - math.exp(-repeats / 15.4)))
@@ -149,15 +149,15 @@ def _fit(size: _Size, tokens: float, vocabulary: int, minutes: float, machine: M
 
 
 def _context(tokens: float) -> int:
-    """Choose the context length for a text of ``tokens`` tokens: at most 128, and so short that the held-out tenth of
-    the text has more than two contexts, else 4.
+    """Choose the context length for a text of ``tokens`` tokens: the largest power of two from 8 to 128 for which the
+    held-out tenth of the text has more than two contexts, else 4.
     """
     return next((length for length in (128, 64, 32, 16, 8) if tokens / 10 > 2 * length), 4)
 
 
 def _tokenizer(characters: int) -> Tokenizer:
-    """Choose the tokenizer for a text of ``characters`` characters: the largest byte-pair vocabulary with at least 500
-    characters per token type, else characters.
+    """Choose the tokenizer for a text of ``characters`` characters: the largest byte-pair vocabulary for which the text
+    has at least 500 characters per token type, else single characters.
     """
     fitting = [vocabulary for vocabulary in _VOCABULARIES if 500 * vocabulary <= characters]
     return BPE(vocab_size=fitting[-1]) if fitting else Characters()

@@ -1,4 +1,4 @@
-"""Recipes chosen for a table of examples and this machine: tokenizer, model, batches and training length per task."""
+"""Choose a recipe for a table of examples and this machine: tokenizer, model, batches and training length per task."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from qkv.tasks.task import Defaults
 _FEWEST = 200
 _PATIENCE = 6
 _MANY = 20_000
-"""Rows from which shallow models are regularised less."""
+"""Number of rows from which shallow models are regularised less."""
 _CHARACTERS = 3.0
 """Approximate characters per token of a text with spaces."""
 _VOCABULARIES = (512, 1024, 2048, 4096, 8192)
@@ -52,12 +52,13 @@ _BUCKETS = tuple(1 << bits for bits in range(14, 19))
 _HEAD = 32
 _INDEPENDENT = NoRelative()
 _PROCESSOR = ("data", "processor")
-"""Path of the processor in a recipe."""
+"""Path of the field ``processor`` in a recipe."""
 
 
 class _Sizes(NamedTuple):
-    """Statistics of the training split: examples, total characters, and (mean, 99th percentile) of the tokens per input
-    and per generated output. If inputs are read as words, ``read`` is (mean, maximum) of the words per input.
+    """Statistics of the training split: number of examples, total characters, and (mean, 99th percentile) of the tokens
+    per input (``read``) and per generated output (``written``). If inputs are read as words, ``read`` is (mean,
+    maximum) of the words per input.
     """
 
     examples: int
@@ -67,8 +68,8 @@ class _Sizes(NamedTuple):
 
 
 def task_of(kind: str) -> TaskSpec:
-    """Build the spec of a task of that kind, with its default settings. Raises ``UserError`` if the kind is not trained
-    on a table of examples.
+    """Build the spec of a task of this kind, with its default settings. Raises ``UserError`` if such a task is not
+    trained on a table of examples.
     """
     known = {part.kind: part for part, made in tasks().items() if made.automatic is not None or has_choice(part)}
     if kind not in known:
@@ -92,17 +93,17 @@ def automatic_task(
     start: str | None = None,
     adapt: str | None = None,
 ) -> Recipe:
-    """Choose a recipe for the task ``kind`` on the table that ``data`` names (fields of ``qkv.spec.data.Data``), with a
-    budget of ``MINUTES``, or of ``training.minutes`` in ``overrides``.
+    """Choose a recipe for the task ``kind`` on a table, with a budget of ``MINUTES``, or of ``training.minutes`` in
+    ``overrides``. ``data``: fields of ``qkv.spec.data.Data`` that name the table and its columns.
 
     The model is a small Transformer: an encoder with the task's head, or an encoder–decoder if text is generated.
     Vocabulary, width and context length grow with the data; longer texts are read in windows. An encoder with one
-    output per row runs beside a linear path over n-grams (``qkv.training.wide.fit``). Tagging reads words as features
-    and predicts by a conditional random field. Training stops after the epochs of the task's ``Defaults``, or early
-    when validation stops improving.
+    output per row is combined with a linear model on n-grams (``qkv.training.wide.fit``). Tagging reads words as
+    features and predicts by a conditional random field. Training stops after the epochs of the task's ``Defaults``, or
+    early when validation stops improving.
 
-    With ``start``, a run or a published checkpoint, that model is fine-tuned instead, with ``adapt`` ("whole", "head",
-    "lora(8)"); it runs beside n-grams, too. Without a start, several models compete in heats
+    With ``start``, a run or a published checkpoint, that model is fine-tuned instead, also combined with n-grams.
+    ``adapt``: parameters to train ("whole", "head", "lora(8)"). Without a start, several models compete in heats
     (``qkv.training.race.heats``).
 
     Raises ``UserError`` for an unusable table.
@@ -112,7 +113,9 @@ def automatic_task(
     choice = choice_for(asked.task) or choice_for(processor)
     if choice is None:
         if processor is not None:
-            raise UserError(f"no recipe is chosen for data of the kind {processor.kind!r} yet; train a recipe with it")
+            raise UserError(
+                f"no recipe can be chosen automatically for data of the kind {processor.kind!r} yet; write a recipe"
+            )
         return _for_texts(asked, quick, start, adapt)
     chosen = choice(asked).changed(name=name_of(asked.data.source))
     if start is not None:
@@ -125,7 +128,7 @@ def automatic_task(
 
 
 def _for_texts(asked: RecipeRequest, quick: bool, start: str | None, adapt: str | None) -> Recipe:
-    """Choose a recipe for texts; it has candidates unless it is quick or fine-tunes a model."""
+    """Choose a recipe for texts. It has candidates, except if it is quick or fine-tunes a model."""
     recipe = _of_texts(asked, start, adapt)
     if start is None and adapt is None and not quick:
         recipe = _racing(recipe, asked.records, asked.changes)
@@ -151,13 +154,13 @@ def _asked(
             given = _with_processor_of(start, given, changes)
     elif (start is not None or adapt is not None) and not tunes(task.kind):
         sentence = f"models of the task {task.kind!r} are not fine-tuned by this command"
-        raise UserError(f"{sentence}; leave --from and --adapt out")
+        raise UserError(f"{sentence}; omit --from and --adapt")
     return RecipeRequest(task, given, changes, machine)
 
 
 def _with_processor_named(data: Data, changes: Sequence[str]) -> Data:
-    """Return ``data`` with the overridden processor and its overridden settings, if an override sets the processor as a
-    whole; else ``data`` unchanged.
+    """Return ``data`` with the processor and its settings that ``changes`` set. If no override sets the processor
+    itself, return ``data`` unchanged.
     """
     found = list(assignments(changes))
     if not any(change.path == _PROCESSOR for change in found):
@@ -167,13 +170,13 @@ def _with_processor_named(data: Data, changes: Sequence[str]) -> Data:
 
 def _with_processor_of(start: str, data: Data, changes: Sequence[str]) -> Data:
     """Return a copy of ``data`` with the processor of ``start``, except for the settings that ``changes`` override.
-    Raises ``UserError`` if the data are of another kind than ``start`` reads.
+    Raises ``UserError`` if ``start`` reads another kind of data.
     """
     found = find_start(start)
     if found.inputs and data.processor is None:
         kinds = ", ".join(each.kind for each in found.inputs.values())
-        read = f"{data.source!r} is read as text, and the start {start!r} reads {kinds}"
-        raise UserError(f"data.source: {read}; name data of that kind, or another start")
+        read = f"{data.source!r} is read as text, but the model {start!r} reads {kinds}"
+        raise UserError(f"data.source: {read}; name data of that kind, or another model")
     if data.processor is None:
         return data
     own = [change.below("data") for change in assignments(changes) if change.path[:2] == _PROCESSOR]
@@ -181,7 +184,7 @@ def _with_processor_of(start: str, data: Data, changes: Sequence[str]) -> Data:
 
 
 def _of_texts(asked: RecipeRequest, start: str | None, adapt: str | None) -> Recipe:
-    """Choose a recipe for texts without candidates, which trains from scratch or from ``start``."""
+    """Choose a recipe for texts that trains one model, without candidates, from scratch or from ``start``."""
     task, given, records = asked.task, asked.data, asked.records
     plan, unsegmented = _defaults(type(task)), _are_unsegmented(records, task)
     sizes = _sizes(records, plan, 1.0 if unsegmented else _CHARACTERS)
@@ -210,7 +213,7 @@ def _of_texts(asked: RecipeRequest, start: str | None, adapt: str | None) -> Rec
 
 
 def _are_unsegmented(records: Records, task: TaskSpec) -> bool:
-    """True if the texts of a task with one output per row are written without spaces."""
+    """Return True if the task has one output per row and the texts are written without spaces."""
     plan = _defaults(type(task))
     return bool(plan.target) and _unsegmented(_texts(records, plan))
 
@@ -230,7 +233,9 @@ def _racing(recipe: Recipe, records: Records, overrides: Sequence[str]) -> Recip
 
 
 def _tokenizer(plan: Defaults, sizes: _Sizes, unsegmented: bool) -> Tokenizer:
-    """Choose the tokenizer of the recipe's own model; its vocabulary grows with the data."""
+    """Choose the tokenizer of the recipe's own model, which no candidate changes; its vocabulary grows with the
+    data.
+    """
     if plan.words:
         return Data.model_fields["tokenizer"].default
     ids = next((size for size in reversed(_VOCABULARIES) if 120 * size <= sizes.characters), _VOCABULARIES[0])
@@ -238,7 +243,9 @@ def _tokenizer(plan: Defaults, sizes: _Sizes, unsegmented: bool) -> Tokenizer:
 
 
 def _decides(path: tuple[str, ...], candidates: Mapping[str, Mapping[str, Any]]) -> bool:
-    """True if an override of ``path`` sets the model, except its wide path, or a setting that a candidate changes."""
+    """Return True if an override of ``path`` sets the model, except its wide path, or a setting that a candidate
+    changes.
+    """
     own = {tuple(name.split(".")) for changes in candidates.values() for name in changes}
     return (path[0] == "model" and path[:2] != ("model", "wide")) or any(
         path[: len(each)] == each[: len(path)] for each in own
@@ -246,11 +253,11 @@ def _decides(path: tuple[str, ...], candidates: Mapping[str, Mapping[str, Any]])
 
 
 def _candidates(task: TaskSpec, examples: int, unsegmented: bool) -> dict[str, dict[str, Any]]:
-    """Return the models that compete in heats for a table with one output per text, as overrides of the recipe.
+    """Return the models that compete in heats for a table with one output per text: name -> overrides of the recipe.
 
     ``attention`` and ``convolution`` are shallow and strongly regularised, for few rows: one block without norm, words
-    in place of subwords, and no positions except relative positions. ``encoder`` is the recipe's own model, for more
-    rows.
+    instead of subwords, and no positions except relative positions. ``encoder`` is the model of the recipe itself, for
+    more rows.
     """
     dropout = 0.5 if examples < _MANY else 0.3
     small: dict[str, Any] = {
@@ -275,7 +282,7 @@ def _candidates(task: TaskSpec, examples: int, unsegmented: bool) -> dict[str, d
 
 def _windowed(recipe: Recipe, sizes: _Sizes, plan: Defaults) -> Recipe:
     """Return a copy of the recipe whose task reads long texts in windows of the context length, if it has one target
-    per row; else the recipe.
+    per row; else return the recipe.
     """
     if not plan.target:
         return recipe
@@ -284,7 +291,9 @@ def _windowed(recipe: Recipe, sizes: _Sizes, plan: Defaults) -> Recipe:
 
 
 def _within_memory(recipe: Recipe) -> Recipe:
-    """Halve the recipe's batch size until a training step on rows of the full context length fits into memory."""
+    """Return the recipe with its batch size halved until a training step on rows of the full context length fits into
+    memory.
+    """
     while recipe.training.batch_size > 1 and not fits_memory(_bytes(recipe)):
         training = recipe.training.changed(batch_size=recipe.training.batch_size // 2)
         recipe = recipe.changed(data=recipe.data.changed(batching=recipe.data.batching.halved()), training=training)
@@ -292,8 +301,8 @@ def _within_memory(recipe: Recipe) -> Recipe:
 
 
 def _bytes(recipe: Recipe) -> int:
-    """Estimate the memory of a training step in bytes, without head and token embeddings; 0 if a part's cost or size is
-    unknown.
+    """Estimate the memory of a training step in bytes, without head and token embeddings; 0 if the cost or size of a
+    part is unknown.
     """
 
     def counted(stack: Any) -> Any:
@@ -313,8 +322,8 @@ def _bytes(recipe: Recipe) -> int:
 
 
 def name_of(source: str) -> str:
-    """Return a name for a run on the file ``source``, or on the first of two files "a | b": its base name without
-    extensions.
+    """Return a name for a run on the file ``source``: its base name without extensions. For two files "a | b", use the
+    first.
     """
     name = Path(source.partition("|")[0].strip()).name
     return name.removesuffix(".gz").rpartition(".")[0] or name
@@ -337,12 +346,12 @@ def _read(model: Model, tokenizer: Tokenizer) -> str:
 
 
 def _sizes(records: Records, plan: Defaults, per_token: float) -> _Sizes:
-    """Compute statistics of the training split, with tokens of about ``per_token`` characters."""
+    """Compute statistics of the training split; a token has about ``per_token`` characters."""
     rows = records.splits["train"]
     read = np.array([sum(_length(row.get(role, "")) for role in plan.reads) for row in rows])
     written = np.array([_length(row[plan.writes]) for row in rows]) if plan.writes else np.zeros(1)
     characters = int(read.sum() + written.sum())
-    if plan.words:  # positions are cheap: a longer context costs longer rows alone
+    if plan.words:  # use the maximum: a longer context only adds cost for rows that are longer
         words = np.array([sum(len(row[role]) for role in plan.reads) for row in rows])
         return _Sizes(len(rows), characters, (float(words.mean()), float(words.max())), (0.0, 0.0))
     sides = [(float(side.mean()) / per_token, float(np.quantile(side, 0.99)) / per_token) for side in (read, written)]
@@ -350,48 +359,48 @@ def _sizes(records: Records, plan: Defaults, per_token: float) -> _Sizes:
 
 
 def _length(value: Any) -> int:
-    """Count the characters in a text, or in a list of words, each followed by a space."""
+    """Count the characters of a text, or of a list of words, with a space after each."""
     return len(value) if isinstance(value, str) else sum(len(word) + 1 for word in value)
 
 
 def _context(longest: float, lengths: tuple[int, ...]) -> int:
-    """Choose the context length: the shortest of ``lengths`` with ample room for texts of ``longest`` tokens, else the
-    longest.
+    """Choose the context length: the shortest of ``lengths`` that holds 1.5 times ``longest`` tokens, else the
+    largest.
     """
     return next((length for length in lengths if 1.5 * longest + 4 <= length), lengths[-1])
 
 
 _MOST_WINDOWS = 8
 _POSITIONS = 4096
-"""Approximate number of positions of a batch of texts that are read in windows."""
+"""Approximate number of positions in a batch of texts that are read in windows."""
 _UNSEGMENTED = 12
-"""Characters per word beyond which a text counts as written without spaces."""
+"""Mean number of characters per word above which texts count as written without spaces."""
 _OUTPUTS = 1 << 22
-"""Maximum of the number of hash buckets times the number of outputs."""
+"""Maximum product of the number of hash buckets and the number of outputs."""
 
 
 def _windows(longest: float, context: int) -> int:
-    """Choose the number of windows of ``context`` tokens that hold nearly all texts (``longest``: 99th percentile in
-    tokens).
+    """Choose the number of windows of ``context`` tokens that hold nearly all texts. ``longest``: 99th percentile of
+    the text lengths in tokens.
     """
     return max(1, min(_MOST_WINDOWS, math.ceil(1.2 * longest / (0.8 * context))))
 
 
 def _texts(records: Records, plan: Defaults) -> list[str]:
-    """Return the texts of the training split; the texts of a pair are joined."""
+    """Return the texts of the training split; the two texts of a pair are joined."""
     return [" | ".join(row[role] for role in plan.reads if row.get(role)) for row in records.splits["train"]]
 
 
 def _unsegmented(texts: Sequence[str]) -> bool:
-    """True if the texts are written without spaces, as Chinese and proteins are."""
+    """Return True if the texts are written without spaces, such as Chinese and proteins."""
     return sum(map(len, texts)) > _UNSEGMENTED * sum(len(text.split()) for text in texts)
 
 
 def wide_path(records: Records, plan: Defaults) -> Ngrams | None:
-    """Choose the wide path for the texts of the training split; None if a linear model of that size is too large.
+    """Choose the wide path for the texts of the training split; None if a linear model for them would be too large.
 
-    It has about twice as many hash buckets as there are distinct n-grams. For texts without spaces, shorter n-grams are
-    counted, too.
+    It has about twice as many hash buckets as there are distinct n-grams. For texts without spaces, n-grams of one and
+    two characters are counted, too.
     """
     rows = records.splits["train"]
     texts = _texts(records, plan)
@@ -408,9 +417,9 @@ def wide_path(records: Records, plan: Defaults) -> Ngrams | None:
 
 
 def _width(examples: int, plan: Defaults) -> tuple[int, int]:
-    """Choose (width, number of layers) of the model, growing with the number of examples.
+    """Choose (width, number of layers) of the model; both grow with the number of examples.
 
-    Word features carry more information about each word than token ids do, so they need a smaller model.
+    Word features carry more information about each word than token ids, so they need a smaller model.
     """
     if plan.words:
         ladder = ((10_000, (64, 1)), (100_000, (128, 2)))
@@ -420,8 +429,8 @@ def _width(examples: int, plan: Defaults) -> tuple[int, int]:
 
 
 def _dropout(width: int, writes: bool) -> float:
-    """Choose the dropout rate. Predicting labels overfits sooner than generating text (``writes``), so small encoders
-    get more.
+    """Choose the dropout rate. Small encoders that predict labels overfit sooner than models that generate text
+    (``writes``), so they get a higher rate.
     """
     return 0.1 if writes or width >= 192 else 0.3
 
@@ -440,7 +449,7 @@ def _frontend(dropout: float) -> Text:
 
 
 def _words(dropout: float, characters: int) -> HashedWords:
-    """Build the front end for words, with about as many buckets as there are distinct features: one bucket per four
+    """Build the front end for words. It has about as many hash buckets as there are distinct features: one per four
     characters.
     """
     buckets = next((size for size in _BUCKETS if size >= characters // 4), _BUCKETS[-1])
@@ -482,7 +491,7 @@ def _writer(width: int, layers: int, sizes: _Sizes, plan: Defaults) -> Model:
 
 
 def _rate(width: int, plan: Defaults) -> float:
-    """Choose the learning rate. Features of words are sparse and need larger steps than tokens."""
+    """Choose the learning rate. Word features are sparse and need larger steps than tokens."""
     rate = 1e-3 if plan.writes or width < 128 else 5e-4
     return 3 * rate if plan.words else rate
 
@@ -496,7 +505,7 @@ def _training(
     writes = bool(plan.writes)
     tokens = max(1.0, sizes.read[0] + sizes.written[0]) + 2
     batch = 32 if sizes.examples >= 1000 else 16
-    if plan.target:  # long texts are read whole, in windows
+    if plan.target:  # long texts are read completely, in windows
         batch = max(4, min(batch, round(_POSITIONS / tokens)))
     positions = max(256, round(batch * tokens * 2 / 256) * 256) if writes else 0
     batch = max(1, round(positions / tokens)) if writes else batch

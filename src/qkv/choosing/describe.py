@@ -1,4 +1,4 @@
-"""Descriptions of automatic recipes, updated when the caller overrides a choice."""
+"""Apply the user's overrides to a recipe that was chosen automatically."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from qkv.spec.recipe import Recipe
 
 
 def as_asked(recipe: Recipe, quick: bool, overrides: Iterable[str]) -> Recipe:
-    """Apply ``overrides``, and before them the shorter quick form (if ``quick``), to an automatic recipe; its
-    description then lists the overrides.
+    """Apply ``overrides`` to an automatic recipe, after its short form if ``quick``; also list the overrides in its
+    description.
     """
     given = list(overrides)
     found = override(recipe, [*(quick_form(recipe.quick) if quick else ()), *given])
     if not given or found.description != recipe.description:
         return found
-    return found.changed(description=f"{recipe.description.removesuffix('.')}, but for {', '.join(given)}.")
+    return found.changed(description=f"{recipe.description.removesuffix('.')}; overridden: {', '.join(given)}.")

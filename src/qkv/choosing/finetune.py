@@ -1,4 +1,4 @@
-"""Recipes that fine-tune an existing model on a table: learning rate and training length."""
+"""Choose a recipe that fine-tunes an existing model on a table: learning rate and training length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.training import AdamW, LinearDecay, Training
 
 _RATE = (5e-5, 768)
-"""Learning rate for fine-tuning all weights at this width (Devlin et al. 2019); narrower models use a higher one."""
+"""(learning rate, width): learning rate for fine-tuning all weights at this width (Devlin et al. 2019), inversely
+proportional to the width.
+"""
 _MOST = 5e-3
 _EPOCHS = 10
 """Maximum number of epochs; fine-tuning needs fewer than training from scratch."""
@@ -19,8 +21,8 @@ _FEWEST = 100
 
 
 def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int) -> Recipe:
-    """Turn ``recipe``, which trains from scratch, into fine-tuning of the model ``start``, keeping data, batches and
-    task.
+    """Turn ``recipe``, which trains from scratch, into a recipe that fine-tunes ``start``, with the same data, batches
+    and task.
 
     ``start``: a run or a published checkpoint; ``adapt``: parameters to train ("whole", "head", "lora(8)");
     ``examples``: number of training examples. Raises ``UserError`` if ``start`` does not exist or does not fit the

@@ -1,4 +1,4 @@
-"""Recipes that fine-tune an existing model on a running text: task, length of windows and of training."""
+"""Choose a recipe that fine-tunes an existing model on a running text: task, window length and training length."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def finetuned_on_text(
     """Choose a recipe that trains the model ``start``, a run or a published checkpoint, on the text ``source`` within
     ``MINUTES``.
 
-    The task is that of the start if it reads running text. Otherwise it is ``next_token`` for a causal model and
-    ``masked_tokens`` for a bidirectional model. A window has at most ``_LONGEST`` tokens, and so few that the held-out
-    tenth of the text holds at least two windows; the model keeps its context length. ``adapt``, ``quick``: see
-    ``finetuned`` and ``automatic``. Raises ``UserError`` for a start that reads no running text.
+    The task is the one ``start`` was trained for, if that task reads running text. Otherwise it is ``next_token`` for a
+    causal model and ``masked_tokens`` for a bidirectional model. A window has at most ``_LONGEST`` tokens, and few
+    enough that the held-out tenth of the text holds two windows; the model keeps its context length. ``adapt``,
+    ``quick``: see ``finetuned`` and ``automatic``. Raises ``UserError`` for a model that reads no running text.
     """
     begun, text = find_start(start), resolve(source).train
     task, characters = _task(begun, start), text.characters()
@@ -60,13 +60,16 @@ def _task(begun: StartModel, start: str) -> Task:
     """Choose the task on a running text. Raises ``UserError`` for a model that cannot be trained on running text."""
     model = begun.model
     if begun.tokenizer is None or (model is not None and model.frontend.processor is not None):
-        raise UserError(f"{start!r} reads no text, so it cannot be fine-tuned on one; give --data a table of its kind")
+        raise UserError(
+            f"the model {start!r} reads no text, so it cannot be fine-tuned on a text; "
+            "give --data a table of the data that it reads"
+        )
     if begun.task is not None and begun.task.reads == "text":
         return begun.task
     if model is not None and model.encoder is not None:
         raise UserError(
-            f"{start!r} writes from a source, so a running text does not train it; give --data a table of pairs, as "
-            "for 'qkv train translate' or 'qkv train summarize'"
+            f"the encoder–decoder {start!r} generates text from an input, so it cannot be trained on a running text; "
+            "give --data a table of pairs, as for 'qkv train translate' or 'qkv train summarize'"
         )
     return NextToken() if model is None or model.causal else MaskedTokens()
 
@@ -80,7 +83,7 @@ def _tokens_per_character(text: TextSource, begun: StartModel) -> float:
 
 
 def _window(tokens: float, context: int) -> int:
-    """Choose the tokens per window: a power of two such that the held-out tenth of the text holds two windows, or the
+    """Choose the tokens per window: a power of two for which the held-out tenth of the text holds two windows, or the
     context length if that is shorter.
     """
     window = _LONGEST

@@ -1,4 +1,4 @@
-"""Inference of the task that fits a table or a folder, and of the processor of its values."""
+"""Infer the task that fits a table or a folder, and the processor for its values."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from qkv.spec.tasks import Task
 from qkv.tasks.registry import build_task
 
 _CLASSES = 20
-"""Maximum number of distinct integers that count as labels; more are values."""
+"""Maximum number of distinct integers that count as class labels; more count as values for regression."""
 
 
 def guess_task(data: Mapping[str, Any]) -> str:
     """Infer the kind of task from a table's format, column names and values.
 
-    The order is: questions with answers, words with tags, translations or summaries (by column name), numbers, labels.
-    Raises ``UserError`` if ambiguous.
+    The first kind that fits is taken: questions with answers, words with tags, translations or summaries (by column
+    name), numbers, labels. Raises ``UserError`` if none fits.
     """
     given = Data.parse(dict(data))
     for kind in ("question_answering", "token_classification"):
@@ -43,7 +43,7 @@ def guess_task(data: Mapping[str, Any]) -> str:
     if labels is not None:
         return "classification"
     raise UserError(
-        f"the columns of {given.source!r} do not determine the task; name it, as in: "
+        f"the columns of {given.source!r} do not determine the task; name task and columns, as in: "
         f"qkv train classify --data {given.source} --text … --label …"
     )
 
@@ -53,7 +53,7 @@ def _roles(kind: str) -> tuple[Role, ...]:
 
 
 def _opened(data: Data, kind: str) -> Records | None:
-    """Read the data with the columns of a task of that kind; None if they do not fit."""
+    """Read the data with the columns of this kind of task; None if they do not fit."""
     roles = build_task(Task.kinds()[kind](), data).roles  # type: ignore[attr-defined]
     try:
         return open_records(
@@ -67,7 +67,7 @@ def _opened(data: Data, kind: str) -> Records | None:
 
 
 def _named(data: Data, roles: tuple[Role, ...]) -> bool:
-    """True if the table has a column named after each role, such as "source" and "target"."""
+    """Return True if the table has a column named after each role, such as "source" and "target"."""
     table = (
         named_tables(data.source)["train"]
         if data.source in TABLES
@@ -78,7 +78,7 @@ def _named(data: Data, roles: tuple[Role, ...]) -> bool:
 
 
 def _are_values(records: Records) -> bool:
-    """True if the labels are numbers on a scale, for regression: fractions, or many distinct values."""
+    """Return True if the labels are numbers for regression: not all integers, or many distinct values."""
     labels = {row["label"] for row in records.splits["train"]}
     form = number_form(labels)
     values = {form.read(label) for label in labels}
@@ -88,8 +88,8 @@ def _are_values(records: Records) -> bool:
 
 
 def with_processor(data: Data, task: Task) -> Data:
-    """Return a copy of ``data`` with a processor for the values in its source, if the task can read other values than
-    text; else ``data``.
+    """Return a copy of ``data`` with a processor that fits the values in its source, such as images, if the task can
+    read other values than text; else return ``data``.
     """
     if data.processor is not None or not task.reads_signals or "text" in data.columns:
         return data
@@ -99,7 +99,7 @@ def with_processor(data: Data, task: Task) -> Data:
             return named_tables(data.source)["train"]
         try:
             return table_of(data.source, data, build_task(task).roles, "data.source")  # type: ignore[attr-defined]
-        except UserError:  # reported when the table is read for the task
+        except UserError:  # raised again when the table is read for the task
             return None
 
     found = recognised(data.source, table, data.columns)

@@ -1,4 +1,4 @@
-"""Recognise a table of examples that is given where a recipe or a text is expected."""
+"""Recognise a table of examples that the user gave instead of a recipe or a text."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SHOWN = 8
 
 
 class TableFound(NamedTuple):
-    """Table of examples: its columns, and the kind of task that fits it, or None if that is not clear."""
+    """Table of examples: its columns, and the kind of task that fits it, None if unclear."""
 
     columns: tuple[str, ...]
     task: str | None
 
     @property
     def described(self) -> str:
-        """Clause with the names of the columns, for a sentence."""
+        """Names of the columns as a noun phrase for a sentence."""
         if not self.columns:
             return "a data set of examples"
         more = len(self.columns) - _SHOWN
@@ -36,11 +36,12 @@ class TableFound(NamedTuple):
 
 
 def found_table(source: str | Path) -> TableFound | None:
-    """Return columns and probable task of the table of examples in the file ``source``; None if it is not a table.
+    """Return the columns and the probable task of the table of examples in the file ``source``; None if it is not a
+    table.
 
     Tables are recognised by extension and first lines: CSV and TSV with two columns or more, JSONL, CoNLL, SQuAD, a
-    list in JSON. The known data sets also count as tables, and are not opened. Raises ``UserError`` if a file has the
-    extension of a table and cannot be read as a table.
+    list in JSON. The names of built-in data sets also count as tables; their files are not opened. Raises ``UserError``
+    if a file has the extension of a table but cannot be read as a table.
     """
     if str(source) in TABLES and not Path(source).exists():
         return TableFound((), None)
@@ -58,7 +59,7 @@ def found_table(source: str | Path) -> TableFound | None:
 
 
 def _holds_examples(path: Path) -> bool:
-    """True if a JSON file is a list, holds questions on articles, or one object per line; False for a recipe."""
+    """Return True if a JSON file is a list, has the form of SQuAD, or holds one object per line; False for a recipe."""
     beginning = head(TextSource.of_file(path, str(path))).lstrip()
     lines = [line.strip() for line in beginning.splitlines() if line.strip()]
     return beginning.startswith("[") or bool(SQUAD.match(beginning)) or (len(lines) > 1 and _is_object(lines[0]))

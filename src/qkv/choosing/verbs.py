@@ -1,4 +1,4 @@
-"""Verbs: short names of the tasks on tables, and of the columns that they need."""
+"""Verbs of ``qkv train``, such as ``classify``: short names of the tasks on tables, with the columns that they need."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from qkv.spec.processors import processor_roles
 class Verb(NamedTuple):
     """Verb of ``qkv train VERB`` and ``qkv.train(…, task=VERB)``.
 
-    task: kind of the task.   named: option -> role of the column that the option names.   settings: further option ->
-    field of the recipe that the option sets.   tunes: True if published models can be fine-tuned for the task.
-    signals: True if the input may be a text, a pair of texts or values of any processor.
+    task: kind of the task.   named: option -> role of the column that the option names.   settings: other option ->
+    recipe field that the option sets.   tunes: True if published models can be fine-tuned for the task.   signals: True
+    if the input may be a text, a pair of texts, or values of any processor.
     """
 
     task: str
@@ -27,7 +27,9 @@ class Verb(NamedTuple):
 
     @property
     def columns(self) -> dict[str, str]:
-        """Option -> role of the column that it names: inputs of all registered processors, then those of the task."""
+        """Option -> role of the column that the option names: inputs of all registered processors, then the columns of
+        the task.
+        """
         inputs = (*_TEXTS, *processor_roles()) if self.signals else ()
         return {**{name: name for name in inputs}, **self.named}
 
@@ -52,12 +54,12 @@ VERBS = {
 
 
 def task_named(task: str) -> str:
-    """Return the kind of the task that a verb or a kind names; unknown names are returned unchanged."""
+    """Return the kind of task that a verb or a kind names; unknown names are returned unchanged."""
     return VERBS[task].task if task in VERBS else task
 
 
 def tunes(kind: str) -> bool:
-    """True if published models can be fine-tuned for a task of that kind by its verb; False without a verb."""
+    """Return True if published models can be fine-tuned for this kind of task with its verb; False without a verb."""
     return any(verb.tunes for verb in VERBS.values() if verb.task == kind)
 
 
@@ -72,8 +74,8 @@ def split_settings(task: str, given: Mapping[str, Any]) -> tuple[list[str], dict
 
 
 def data_fields(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the fields of ``qkv.spec.data.Data`` from arguments. An argument may also name the column of a role, such
-    as ``label="stars"``.
+    """Return the fields of ``qkv.spec.data.Data`` that the arguments set. An argument may also name the column of a
+    role, such as ``label="stars"``.
 
     ``task``: a verb or the kind of a task. Raises ``UserError`` for an argument that is neither a field nor a role.
     """
@@ -86,11 +88,9 @@ def data_fields(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if verb.columns and name not in verb.columns:
             known = [*verb.columns, *verb.settings, *(field for field in Data.model_fields if field != "source")]
-            raise UserError(f"{name!r} is no argument for the task {task!r}; {nearest(name, known)}")
+            raise UserError(f"{name!r} is not an argument of the task {task!r}; {nearest(name, known)}")
         role = verb.columns.get(name, name)
         if role in columns:
-            raise UserError(
-                f"the column of {role!r} is named twice, by {name!r} and in 'columns'; leave one of them out"
-            )
+            raise UserError(f"the column of {role!r} is named twice, by {name!r} and in 'columns'; omit one of them")
         columns[role] = value
     return {**fields, "columns": columns} if columns else fields

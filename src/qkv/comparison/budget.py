@@ -1,4 +1,6 @@
-"""Equal budgets: sizes of models with equally many parameters, and numbers of steps with equally many FLOPs."""
+"""Equal budgets for the entries of a comparison: resize models to equal numbers of parameters, or set numbers of steps
+with equal FLOPs.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,19 @@ from qkv.tasks.registry import task_of_recipe
 TOLERANCE = 0.01
 """Maximum relative difference between the numbers of parameters."""
 KNOBS = ("model.blocks.feed_forward.hidden", "model.blocks.branches.hidden", "model.width")
-"""Paths of settings that resize a model, tried in this order if an entry states none."""
+"""Paths of settings that resize a model, tried in this order if an entry names none."""
 _NEAR = 0.25
-"""Maximum relative difference from the number of parameters that ``resized`` is to reach."""
+"""Maximum relative difference between the number of parameters that ``resized`` reaches and the target."""
 _LARGEST, _STRIDE = 1 << 20, 256
 Count = Callable[[int], int | None]
 
 
 @dataclass(frozen=True)
 class Sized:
-    """Recipe of an entry within the budget.
+    """Recipe of an entry, fitted to the budget.
 
-    parameters: of its model; step_flops: FLOPs of one update, None if a part's cost is unknown; change: override that
-    fits the recipe to the budget, or "".
+    parameters: number of parameters of its model; step_flops: FLOPs of one update, None if the cost of a part is not
+    implemented; change: override that fits the recipe to the budget, or "".
     """
 
     recipe: Recipe
@@ -41,19 +43,21 @@ class Sized:
 
 
 def sized(recipe: Recipe) -> Sized:
-    """Count parameters and FLOPs of a recipe as it stands. Reads its data, which may determine sizes of the model."""
+    """Count parameters and FLOPs of a recipe without changing it. Reads its data, which may determine sizes of the
+    model.
+    """
     full = filled(recipe)
     return Sized(recipe, parameters(full.model), _step_flops(full))
 
 
 def filled(recipe: Recipe) -> Recipe:
-    """Return a copy of the recipe with all sizes that its start and its data determine."""
+    """Return a copy of the recipe with all sizes filled in that follow from its start and its data."""
     started = with_start(recipe)
     return task_of_recipe(started).sized(started)
 
 
 def parameters(model: Model) -> int:
-    """Count the parameters of a model, which is built on the meta device and takes no memory."""
+    """Count the parameters of a model, which is built on the meta device without using memory."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in Transformer(model).parameters())
 
@@ -61,11 +65,11 @@ def parameters(model: Model) -> int:
 def with_parameters(
     name: str, recipe: Recipe, wanted: int, knob: str | None = None, changes: Iterable[str] = ()
 ) -> Sized:
-    """Resize the recipe of the entry ``name`` to ``wanted`` parameters within ``TOLERANCE``, by the integer at the
-    dotted path ``knob``.
+    """Resize the recipe of the entry ``name`` to ``wanted`` parameters within ``TOLERANCE``, by changing the integer
+    setting at the dotted path ``knob``.
 
-    ``knob`` None: the first of ``KNOBS`` that reaches this number and is not set by the entry's own ``changes``. Raises
-    ``UserError`` if no value reaches it.
+    ``knob`` None: the first path in ``KNOBS`` with which this number is reached and that the entry's own ``changes`` do
+    not set. Raises ``UserError`` if no value reaches the number.
     """
     full = filled(recipe)
     if _off(parameters(full.model), wanted) <= TOLERANCE:
@@ -79,21 +83,21 @@ def with_parameters(
             return Sized(override(recipe, [change]), count, _step_flops(override(full, [change])), change.text)
         tried += [(path, value, count)] if count else []
     if knob and not tried:
-        override(full, [Assignment.of(knob, 1)])  # its error names the path
+        override(full, [Assignment.of(knob, 1)])  # raises an error that names the path
     raise UserError(_unreachable(name, parameters(full.model), wanted, tried, knob))
 
 
 def resized(name: str, recipe: Recipe, wanted: int, knob: str) -> Sized:
-    """Resize the recipe of the entry ``name`` as near to ``wanted`` parameters as the integer at the dotted path
-    ``knob`` allows. Raises ``UserError`` if the nearest number differs by more than a quarter.
+    """Resize the recipe of the entry ``name`` as closely to ``wanted`` parameters as the integer setting at the dotted
+    path ``knob`` allows. Raises ``UserError`` if the nearest number differs by more than a quarter.
     """
     full = filled(recipe)
     value, count = _nearest(_counter(full, knob), wanted)
     if not count or _off(count, wanted) > _NEAR:
-        override(full, [Assignment.of(knob, 1)])  # its error names the path
+        override(full, [Assignment.of(knob, 1)])  # raises an error that names the path
         raise UserError(
-            f"entry {name!r} cannot be given about {wanted:,} parameters: the nearest is {count:,} at {knob}={value}; "
-            "state another path of an integer that resizes it in knobs"
+            f"entry {name!r} cannot be resized to about {wanted:,} parameters: the nearest is {count:,} at "
+            f"{knob}={value}; name another integer setting that changes its size in knobs"
         )
     change = Assignment.of(knob, value)
     return Sized(override(recipe, [change]), count, _step_flops(override(full, [change])), change.text)
@@ -101,17 +105,17 @@ def resized(name: str, recipe: Recipe, wanted: int, knob: str) -> Sized:
 
 def _unreachable(name: str, own: int, wanted: int, tried: Iterable[tuple[str, int, int]], knob: str | None) -> str:
     near = min(tried, key=lambda found: _off(found[2], wanted), default=None)
-    nearest = f"the nearest is {near[2]:,} at {near[0]}={near[1]}" if near else "nothing resizes it"
-    other = "another path" if knob else "a path"
+    nearest = f"the nearest is {near[2]:,} at {near[0]}={near[1]}" if near else "no setting changes its size"
+    other = "another integer setting" if knob else "an integer setting"
     return (
-        f"entry {name!r} has {own:,} parameters and cannot be given {wanted:,} within {TOLERANCE:.0%}: {nearest}; "
-        f"state {other} of an integer that resizes it in knobs, or change the entry"
+        f"entry {name!r} has {own:,} parameters and cannot be resized to {wanted:,} within {TOLERANCE:.0%}: {nearest}; "
+        f"name {other} that changes its size in knobs, or change the entry"
     )
 
 
 def _counter(full: Recipe, path: str) -> Count:
     """Return a function that counts the parameters with a value at ``path``, or returns None for a value that the spec
-    refuses.
+    rejects.
     """
 
     def count(value: int) -> int | None:
@@ -124,8 +128,8 @@ def _counter(full: Recipe, path: str) -> Count:
 
 
 def _nearest(count: Count, wanted: int) -> tuple[int, int]:
-    """Find (value, count) with the count nearest to ``wanted``, if the count rises with the value; (0, 0) if no value
-    is allowed.
+    """Search (value, count) with the count nearest to ``wanted``, where the count increases with the value; (0, 0) if
+    no value is allowed.
     """
     known: dict[int, int] = {}
 
@@ -150,13 +154,15 @@ def _nearest(count: Count, wanted: int) -> tuple[int, int]:
 
 
 def with_flops(name: str, recipe: Recipe, baseline: Sized) -> Sized:
-    """Set the steps of the recipe of the entry ``name`` so that its training costs as many FLOPs as that of the
-    ``baseline``. Raises ``UserError`` if a part's cost is unknown.
+    """Set the steps of the recipe of the entry ``name`` so that its training costs as many FLOPs as the training of the
+    ``baseline``. Raises ``UserError`` if the cost of a part is not implemented.
     """
     own = sized(recipe)
     if not own.step_flops or not baseline.step_flops:
         missing = baseline.recipe.name if own.step_flops else name
-        raise UserError(f"entry {missing!r} has a part whose FLOPs are unknown; compare at equal parameters or time")
+        raise UserError(
+            f"entry {missing!r} has a part whose FLOPs qkv cannot count; compare at equal parameters or time"
+        )
     steps = round(baseline.recipe.training.steps * baseline.step_flops / own.step_flops)
     if not steps:
         raise UserError(f"one step of entry {name!r} costs more FLOPs than the whole training of the baseline")

@@ -1,4 +1,4 @@
-"""Comparison from plan to page: learning rates, all seeds, results."""
+"""Carry out a comparison from plan to report: select learning rates, run all seeds, compute results."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SPEC, RESULTS = "comparison.yaml", "results.json"
 
 
 def executor_of(jobs: int | None = None, ray: str | None = None, threads: int = 1) -> Executor:
-    """Build an executor of ``jobs`` processes, of the Ray cluster at the address ``ray``, or of this process. Raises
-    ``UserError``.
+    """Build an executor: of ``jobs`` processes, of the Ray cluster at the address ``ray``, or of this process.
+    ``threads``: cores of each run on the cluster. Raises ``UserError``.
     """
     if ray is None:
         return Here() if jobs is None else Processes(jobs)
     if jobs is not None:
-        raise UserError("jobs and ray are given, but a cluster decides itself how many runs it carries out at once")
+        raise UserError("jobs and ray are both given; omit jobs: the cluster decides how many runs take place at once")
     return RayCluster(ray, threads)
 
 
@@ -43,15 +43,14 @@ def compare(
     base: Recipe | None = None,
     watcher: Watcher | None = None,
 ) -> Ranking | Scaling:
-    """Carry out a comparison in the folder ``out``, or resume it there; return its results, also written there.
+    """Carry out a comparison in the folder ``out``, or resume it there; return its results, which are also written
+    there. With ``comparison.scale`` the results cover all sizes; see ``qkv.comparison.scaling``.
 
-    With ``comparison.scale`` the results cover all sizes; see ``qkv.comparison.scaling``.
+    Finished runs are not repeated, and unfinished runs are resumed. ``executor``: carries out the runs; None: one after
+    the other in this process. ``base``: recipe that the entries change; default: the recipe that the comparison names.
+    ``watcher``: receives progress; None shows it on standard error.
 
-    Results of finished runs are read, and unfinished runs are resumed. ``executor``: carries out the runs; None: one
-    after the other in this process. ``base``: recipe that the entries change; default: the recipe that the comparison
-    names. ``watcher``: receives progress; None shows it on standard error.
-
-    Raises ``UserError`` if the comparison is wrong, and ``Interrupted``.
+    Raises ``UserError`` if the comparison is invalid, and ``Interrupted`` after a signal.
     """
     folder = Path(out)
     if (folder / RUN).exists():
@@ -90,10 +89,10 @@ def _carried_out(plan: RunPlan, executor: Executor, watcher: Watcher) -> Ranking
 
 
 def _chosen(plan: RunPlan, tried: Sequence[tuple[PlannedRun, Outcome]]) -> dict[str, float]:
-    """Choose for each entry the factor of the learning rate with the best metric on validation data, the first if
-    several are equal.
+    """Choose for each entry the factor of the learning rate with the best metric on validation data, the first of
+    several equal ones.
 
-    An entry that failed at every rate is left out.
+    Entries that failed at every rate are omitted.
     """
     sign, best = 1 if plan.metric in ERRORS else -1, dict[str, tuple[float, float]]()
     for run, outcome in tried:

@@ -1,6 +1,6 @@
-"""Executors of planned runs: one after the other in this process, or several at once, each in its own process.
+"""Executors of planned runs: one run after the other in this process, or several at once, each in its own process.
 
-``qkv.comparison.ray_cluster`` has a further executor, for Ray clusters.
+``qkv.comparison.ray_cluster`` has another executor, for Ray clusters.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from qkv.system.allowance import usable_threads
 from qkv.training.interrupt import Interrupted, StopRequest
 
 _LOOK = 0.5
-"""Seconds between looks at a request to stop."""
+"""Seconds between checks for a request to stop."""
 
 
 class Watcher(Protocol):
-    """Receiver of the progress of runs."""
+    """Interface of objects that receive the progress of runs."""
 
     def report(self, run: PlannedRun, report: Report) -> None:
         """Receive the progress of a run."""
 
     def ended(self, run: PlannedRun, outcome: Outcome) -> None:
-        """Receive the outcome of a run, also of a run that was finished earlier."""
+        """Receive the outcome of a run, also if it was finished earlier."""
 
 
 class Executor(Protocol):
     """Interface of executors, which carry out planned runs."""
 
     def outcomes(self, runs: Sequence[PlannedRun], waiting: Sequence[int], watcher: Watcher) -> dict[int, Outcome]:
-        """Carry out the runs with the indices ``waiting``; return their outcomes by index.
+        """Carry out the runs with the indices ``waiting``; return index -> outcome.
 
-        Each outcome is passed to the watcher when the run is over. Raises ``UserError`` for an error that is not an
-        entry's own, and ``Interrupted``.
+        Each outcome is passed to the watcher when the run has ended. Raises ``UserError`` for an error that no entry
+        causes, such as a full disk, and ``Interrupted`` after a signal.
         """
         ...
 
 
 def execute(runs: Sequence[PlannedRun], executor: Executor, watcher: Watcher) -> list[Outcome]:
-    """Carry out the ``runs`` that are not over; return the outcomes of all runs in order."""
+    """Carry out those of ``runs`` that have no outcome yet; return the outcomes of all runs in order."""
     found: dict[int, Outcome] = {}
     for i, run in enumerate(runs):
         known = read_outcome(run.folder)
@@ -79,13 +79,13 @@ class Here:
 
 @dataclass(frozen=True)
 class Processes:
-    """Executor of ``jobs`` runs at once, each in a process of its own with its share of the threads."""
+    """Executor of ``jobs`` runs at once, each in a separate process with an equal share of the threads."""
 
     jobs: int
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
-            raise UserError(f"jobs: {self.jobs} given, but at least one run is carried out at once")
+            raise UserError(f"jobs: {self.jobs} given; give at least 1")
 
     def outcomes(self, runs: Sequence[PlannedRun], waiting: Sequence[int], watcher: Watcher) -> dict[int, Outcome]:
         return _Pool(runs, self.jobs, watcher).outcomes(waiting)
@@ -93,7 +93,7 @@ class Processes:
 
 @dataclass
 class _Child:
-    """Process of one run, with the file that receives its standard error."""
+    """Process of one run, and the file to which its standard error is written."""
 
     process: subprocess.Popen[str]
     errors: IO[str]
@@ -102,7 +102,7 @@ class _Child:
 
 
 class _Pool:
-    """Processes that carry out runs, each with its share of the threads."""
+    """Processes that carry out runs, each with an equal share of the threads."""
 
     def __init__(self, runs: Sequence[PlannedRun], jobs: int, watcher: Watcher):
         self._runs, self._jobs, self._watcher = runs, jobs, watcher
@@ -111,7 +111,7 @@ class _Pool:
         self._children: dict[int, _Child] = {}
 
     def outcomes(self, waiting: Sequence[int]) -> dict[int, Outcome]:
-        """Carry out the runs with the indices ``waiting``; return their outcomes by index."""
+        """Carry out the runs with the indices ``waiting``; return index -> outcome."""
         left, found = deque(waiting), dict[int, Outcome]()
         with StopRequest() as stop:
             try:
@@ -124,7 +124,7 @@ class _Pool:
             finally:
                 self._stop()
             if stop.signal:
-                raise Interrupted(stop.signal, f"stopped by {stop}; the same command goes on")
+                raise Interrupted(stop.signal, f"stopped by {stop}; the same command resumes")
         return found
 
     def _start(self, i: int) -> None:
@@ -138,7 +138,7 @@ class _Pool:
             text=True,
             encoding="utf-8",
             env={**os.environ, "OMP_NUM_THREADS": str(self._threads)},
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then asks its children to stop
+            start_new_session=True,  # Ctrl-C only reaches this process, which then asks its children to stop
         )
         self._children[i] = _Child(process, errors)
         assert process.stdin is not None
@@ -152,8 +152,8 @@ class _Pool:
         self._lines.put((i, ""))
 
     def _look(self) -> list[int]:
-        """Handle the next output line of any process; return the index of its run if the process has closed its
-        output.
+        """Wait for the next output line of any process and handle it. Return [index of the run] if its process has
+        closed its output, else [].
         """
         try:
             i, line = self._lines.get(timeout=_LOOK)
@@ -163,7 +163,7 @@ class _Pool:
             return [i]
         try:
             said: dict[str, Any] = json.loads(line)
-        except ValueError:  # printed by a user-defined part
+        except ValueError:  # not a message of the worker: a user-defined part printed this line
             return []
         child = self._children[i]
         if "report" in said:
@@ -175,8 +175,8 @@ class _Pool:
         return []
 
     def _ended(self, i: int) -> Outcome:
-        """Return the outcome of the run whose process has ended. Raises ``UserError`` for an error that is not the
-        entry's own.
+        """Return the outcome of the run whose process has ended. Raises ``UserError`` for an error that the entry does
+        not cause.
         """
         child, run = self._children.pop(i), self._runs[i]
         code = child.process.wait()
@@ -190,7 +190,7 @@ class _Pool:
         return child.outcome
 
     def _stop(self) -> None:
-        """Ask the processes that still run to stop, and wait until they have saved their checkpoints."""
+        """Ask the running processes to stop, and wait until they have saved their checkpoints."""
         for child in self._children.values():
             child.process.terminate()
         for child in self._children.values():

@@ -1,4 +1,4 @@
-"""Scaling law of losses over numbers of parameters and tokens: fit, bootstrap, extrapolation."""
+"""Scaling law: loss as a function of the number of parameters and tokens. Fit, bootstrap, extrapolation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ COVERAGE = 0.9
 """Coverage of the intervals of extrapolated losses."""
 RESAMPLES = 300
 LEAST = 6
-"""Number of points that a fit needs: one more than the law has parameters."""
+"""Minimum number of points of a fit: one more than the law has parameters."""
 _STARTS = [(share, exponent) for share in (0.05, 0.5, 0.9) for exponent in (0.2, 0.6)]
 
 
 class LossPoint(NamedTuple):
-    """Loss of a model with ``parameters`` after training on ``tokens``."""
+    """Loss of a model with ``parameters`` parameters after training on ``tokens`` tokens."""
 
     parameters: float
     tokens: float
@@ -24,7 +24,9 @@ class LossPoint(NamedTuple):
 
 
 class Law(NamedTuple):
-    """L(N, D) = E + A N^-α + B D^-β of N parameters and D tokens (Hoffmann et al. 2022, equation 2)."""
+    """Scaling law L(N, D) = E + A N^-α + B D^-β for N parameters and D tokens (Hoffmann et al. 2022, equation 2). The
+    fields are E, A, α, B, β in this order.
+    """
 
     irreducible: float
     size_factor: float
@@ -39,7 +41,7 @@ class Law(NamedTuple):
 
 
 class Extrapolation(NamedTuple):
-    """Predicted loss at some size, with its 90 % interval for a new run."""
+    """Loss predicted for some number of parameters and tokens, with its 90 % prediction interval for a new run."""
 
     parameters: float
     tokens: float
@@ -49,7 +51,9 @@ class Extrapolation(NamedTuple):
 
 
 class FittedLaw(NamedTuple):
-    """Fitted law; ``ranges``: 90 % interval of each of its parameters; ``error``: standard deviation of log L."""
+    """Law fitted to losses. ``ranges``: 90 % interval of each of its parameters; ``error``: standard deviation of log
+    L; ``resampled``: laws fitted to bootstrap samples; ``residuals``: of log L, enlarged as ``fitted_law`` says.
+    """
 
     law: Law
     ranges: tuple[tuple[float, float], ...]
@@ -58,8 +62,8 @@ class FittedLaw(NamedTuple):
     residuals: tuple[float, ...]
 
     def extrapolated(self, parameters: float, tokens: float) -> Extrapolation:
-        """Predict the loss of a new run, with an interval from the bootstrap: each resampled law, with a random
-        residual added to its log L.
+        """Predict the loss of a new run. Its interval comes from the bootstrap: the loss of each resampled law, with a
+        random residual added to log L.
         """
         rng = np.random.default_rng(0)
         drawn = rng.choice(self.residuals, len(self.resampled))
@@ -69,13 +73,15 @@ class FittedLaw(NamedTuple):
 
 
 def fitted_law(points: Sequence[LossPoint]) -> FittedLaw:
-    """Fit the law to ``points`` by least squares of log L with Huber's loss, and bootstrap it by its residuals.
+    """Fit the law to ``points`` by least squares of log L with Huber's loss, and bootstrap the fit with its residuals.
 
-    Residuals are enlarged by √(n / (n - 5)) for the five fitted parameters of n points. The fit needs at least
-    ``LEAST`` points, with at least two sizes and two numbers of tokens; ``ValueError`` is raised for fewer.
+    Residuals are enlarged by √(n / (n - 5)), because five parameters are fitted to n points. Raises ``ValueError`` for
+    fewer than ``LEAST`` points, or fewer than two sizes or two numbers of tokens.
     """
     if len(points) < LEAST or len({p.parameters for p in points}) < 2 or len({p.tokens for p in points}) < 2:
-        raise ValueError(f"a law of five parameters needs {LEAST} losses or more, of several sizes and lengths")
+        raise ValueError(
+            f"the fit of a scaling law needs at least {LEAST} losses, of several sizes and training lengths"
+        )
     sizes, tokens, losses = (np.array(column, float) for column in zip(*points, strict=True))
     law, predicted = _best(sizes, tokens, np.log(losses), None)
     residuals = (np.log(losses) - predicted) * np.sqrt(len(points) / (len(points) - 5))
@@ -89,8 +95,8 @@ def fitted_law(points: Sequence[LossPoint]) -> FittedLaw:
 
 
 class _Logarithms(NamedTuple):
-    """Logarithms of the points. Those of sizes and tokens are centred by their means n0 and d0, so that the parameters
-    of a law are of order one.
+    """Logarithms of sizes, tokens and losses. Those of sizes and tokens are centred by their means n0 and d0, so that
+    the parameters of a law are of order one.
 
     The parameters are theta = (log E, log A', α, log B', β), with log A' = log A - α n0 and log B' = log B - β d0.
     """
@@ -127,8 +133,8 @@ class _Logarithms(NamedTuple):
 
 
 def _best(sizes: np.ndarray, tokens: np.ndarray, logs: np.ndarray, near: Law | None) -> tuple[Law, np.ndarray]:
-    """Fit the law with the least error from several starting points, or from the law ``near`` alone; return it with its
-    log L at the points.
+    """Fit a law to log losses ``logs``, starting from several initial values, or only from ``near`` if given; return
+    (law with the least error, its log L at the points).
     """
     from scipy.optimize import least_squares
 

@@ -1,4 +1,4 @@
-"""Outcome of one run of a comparison, finished or failed, and the function that carries a run out."""
+"""Outcome of one run of a comparison, finished or failed, and the function that carries out a run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from qkv.system.files import write_file
 from qkv.training.watch.events import Ended, Event, Started, Stepped
 
 FILE = "outcome.json"
-KILLED = "killed by the system, as when memory runs out"
-"""Failure of a run whose process was ended from outside."""
+KILLED = "killed by the operating system, for example because memory ran out"
+"""Reason of failure of a run whose process was killed by another program or the system."""
 _COUNTS = ("steps", "best step", "seconds in all", "training seconds", "training FLOPs")
 
 
 @dataclass(frozen=True)
 class Outcome:
     """Outcome of a run. failed: reason of the failure, or "".   figures: metrics of the best weights, "split.metric" ->
-    value. counts: steps, seconds, FLOPs.
+    value.   counts: steps, seconds, FLOPs.
     """
 
     failed: str = ""
@@ -32,7 +32,7 @@ class Outcome:
 
 
 class Report(NamedTuple):
-    """Progress of a run: steps done, steps in all, and targets per second."""
+    """Progress of a run: steps done, total steps, and targets per second."""
 
     step: int
     steps: int
@@ -46,9 +46,9 @@ def carry_out(recipe: Recipe, folder: Path, tell: OnReport) -> Outcome:
     """Train ``recipe`` in the run folder ``folder``, or resume it there; store the outcome in the folder, and return
     it.
 
-    Any executor can call this function, with ``Recipe.parse`` of the plain recipe: it needs nothing else. A run that
-    diverges, runs out of memory or raises an unexpected error after training began has failed. Raises ``UserError`` for
-    other errors, such as a full disk, and ``Interrupted``.
+    Any executor can call this function with ``Recipe.parse`` of the plain recipe; nothing else is needed. A run that
+    diverges, runs out of memory or raises an unexpected error after training began counts as failed. Raises
+    ``UserError`` for other errors, such as a full disk, and ``Interrupted`` after a signal.
     """
     known = read_outcome(folder)
     if known is None:
@@ -96,16 +96,16 @@ def _lacks_memory(error: Exception) -> bool:
 
 
 def read_outcome(folder: Path) -> Outcome | None:
-    """Read the outcome of the run in ``folder``; None if the run is not over. Raises ``UserError`` if the file is
+    """Read the outcome of the run in ``folder``; None if the run has not ended. Raises ``UserError`` if the file is
     damaged.
     """
     path = folder / FILE
     try:
         return Outcome(**json.loads(path.read_bytes()))
-    except (FileNotFoundError, NotADirectoryError):  # NotADirectoryError: refused when the run begins
+    except (FileNotFoundError, NotADirectoryError):  # NotADirectoryError: starting the run will raise a UserError
         return None
     except (OSError, ValueError, TypeError, RecursionError):
-        raise UserError(f"{path} is damaged; remove it, and the run is read again") from None
+        raise UserError(f"{path} is damaged; remove it, and the outcome is determined again from the run") from None
 
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""Plan of a comparison: the recipe and folder of every run, a function of the comparison's file alone.
+"""Plan of a comparison: the recipe and folder of every run, which depend only on the comparison's file.
 
 OUT/plan.json                      recipe, parameters and FLOPs of every entry
 OUT/ENTRY/rate-FACTOR/seed-SEED/   an ordinary run folder, and the outcome of the run
@@ -27,7 +27,7 @@ FILE = "plan.json"
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a comparison."""
+    """One run of a comparison: entry, factor of its learning rate, seed, recipe and folder."""
 
     entry: str
     rate: float
@@ -43,7 +43,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """All entries of a comparison within its budget, and the folder of its runs."""
+    """All entries of a comparison, fitted to its budget, and the folder of its runs."""
 
     comparison: Comparison
     entries: Mapping[str, Sized]
@@ -51,7 +51,7 @@ class RunPlan:
 
     @property
     def metric(self) -> str:
-        """Metric that is compared."""
+        """Name of the metric by which the entries are compared."""
         return self.comparison.metric or task_of_recipe(self.entries[self.comparison.reference].recipe).metric
 
     def trials(self) -> list[PlannedRun]:
@@ -60,7 +60,7 @@ class RunPlan:
         return [self.run(name, rate, compared.seeds[0]) for name in self.entries for rate in compared.rates]
 
     def rest(self, rates: Mapping[str, float]) -> list[PlannedRun]:
-        """Return the runs with the other seeds, seed by seed, at the rates chosen for the entries."""
+        """Return the runs with all seeds but the first, seed by seed, at the learning rates chosen for the entries."""
         return [self.run(name, rate, seed) for seed in self.comparison.seeds[1:] for name, rate in rates.items()]
 
     def run(self, name: str, rate: float, seed: int) -> PlannedRun:
@@ -75,7 +75,7 @@ def plan_of(comparison: Comparison, folder: Path, base: Recipe | None = None) ->
     """Plan a comparison in ``folder``, or read the plan stored there if it was made for the same recipes.
 
     ``base``: recipe that the entries change; default: the recipe that the comparison names. Raises ``UserError`` if an
-    entry is wrong, cannot be fitted to the budget, or if the folder holds runs of another recipe under its name.
+    entry is invalid or cannot be fitted to the budget, or if the folder holds runs of another recipe under its name.
     """
     base = base_recipe(comparison) if base is None else base
     given = {name: entry_recipe(base, name, changes) for name, changes in comparison.entries.items()}
@@ -111,14 +111,18 @@ def _scaled_fields(optimizer: Spec, factor: float) -> Iterator[tuple[str, Any]]:
 
 
 def _check_budget(comparison: Comparison, given: Mapping[str, Recipe]) -> None:
-    """Raise ``UserError`` where the budget and ``training.minutes`` of the recipes contradict each other."""
+    """Raise ``UserError`` if the budget of the comparison contradicts ``training.minutes`` or ``training.steps`` of the
+    recipes.
+    """
     for name, recipe in given.items():
         minutes, own = recipe.training.minutes, given[comparison.reference].training.minutes
         if comparison.equal == "time" and minutes is None:
             raise UserError(f"entry {name!r}: equal time needs training.minutes; give it in overrides or in the recipe")
         if comparison.equal in ("flops", "steps") and minutes is not None:
             budget = "FLOPs" if comparison.equal == "flops" else "steps"
-            sentence = f"training.minutes would end runs before their {budget} are equal; set it to null in overrides"
+            sentence = (
+                f"with training.minutes, runs may end before their {budget} are equal; set it to null in overrides"
+            )
             raise UserError(f"entry {name!r}: {sentence}")
         steps, those = recipe.training.steps, given[comparison.reference].training.steps
         if comparison.equal == "steps" and steps != those:
@@ -164,7 +168,7 @@ def _read(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        raise UserError(f"{path} is damaged; remove it, and the comparison is planned again") from None
+        raise UserError(f"{path} is damaged; remove it to plan the comparison again") from None
 
 
 def _write(folder: Path, asked: Mapping[str, Any], entries: Mapping[str, Sized]) -> None:

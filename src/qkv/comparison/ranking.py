@@ -1,4 +1,6 @@
-"""Results of a comparison: for each entry mean, interval, difference to the baseline, and its test over seeds."""
+"""Results of a comparison: for each entry the mean over seeds, its interval, the difference to the baseline, and the p
+value of this difference.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from qkv.tasks.registry import task_of_recipe
 from qkv.training.compare import setting_text, settings_that_differ, validations
 
 SIGNIFICANT = 0.05
-"""A difference is called significant if its corrected p value is below this."""
+"""A difference counts as significant if its corrected p value is below this level."""
 _COLUMNS = ("entry", "parameters", "training FLOPs", "time", "rate", "mean ± interval", "difference", "p", "p (Holm)")
 _BUDGETS = {
     "parameters": "equal parameters (within 1 %)",
@@ -35,12 +37,12 @@ Runs = Sequence[tuple[PlannedRun, Outcome]]
 
 @dataclass(frozen=True)
 class EntryResult:
-    """Result of one entry. values: metric by seed; flops, seconds: means over its runs; failed: reason, or "".
+    """Result of one entry. values: seed -> metric; flops, seconds: means over its runs; failed: reason, or "". figures:
+    metric -> mean over the seeds, for every metric of the compared split. change: override that fits the entry to the
+    budget, or "".
 
-    figures: means over the seeds of every metric of the compared split.
-
-    difference: to the baseline, over the seeds of both.   p, corrected: p value of the paired test, and the same after
-    Holm's correction; None for the baseline.
+    difference: mean difference to the baseline, paired by seed.   p, corrected: p value of the paired test, before and
+    after Holm's correction; None for the baseline.
     """
 
     name: str
@@ -58,14 +60,14 @@ class EntryResult:
 
     @property
     def mean(self) -> Estimate | None:
-        """Mean over the seeds with its interval; None if a run failed."""
+        """Mean over the seeds with its confidence interval; None if a run failed."""
         return None if self.failed or not self.values else estimate(list(self.values.values()))
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Results of a comparison, in the order of its entries. trials: entry -> factor of the learning rate -> metric on
-    validation data, None for a failed run.
+    """Results of a comparison, in the order of its entries. split: split of the compared metric. trials: entry ->
+    factor of the learning rate -> metric on validation data, None for a failed run.
     """
 
     plan: RunPlan
@@ -80,7 +82,7 @@ class Ranking:
         return self.plan.metric in ERRORS
 
     def conclusions(self) -> list[str]:
-        """Return sentences that answer which entry is best, as far as the runs show it."""
+        """Return sentences that say which entry is best and which differences are significant."""
         known = [(row, row.mean) for row in self.rows]
         means = {row.name: found.mean for row, found in known if found is not None}
         failed = [f"{row.name} failed: {row.failed}" for row in self.rows if row.failed]
@@ -90,9 +92,9 @@ class Ranking:
         count, reference = len(self.plan.comparison.seeds), self.plan.comparison.reference
         said = [f"Best mean {words(self.plan.metric)} ({self.split}): {best}, {fixed(means[best])}."]
         if count < 2:
-            said.append("One seed says nothing about the spread; give more for intervals and tests.")
+            said.append("With one seed, the spread is unknown; use more seeds for intervals and tests.")
         elif reference not in means:
-            said.append("The baseline failed, so that no differences are tested.")
+            said.append("The baseline failed, so no differences are tested.")
         else:
             shown = [row for row in self.rows if row.corrected is not None and row.corrected < SIGNIFICANT]
             better = [row.name for row in shown if row.difference and (row.difference.mean < 0) == self.lower]
@@ -102,7 +104,7 @@ class Ranking:
         return [*said, *failed]
 
     def table(self) -> TableOf:
-        """Build the main table, with a row for each entry."""
+        """Build the main table, with one row for each entry."""
         return TableOf("results", _COLUMNS, [_cells(row) for row in self.rows])
 
     def tables(self) -> list[TableOf]:
@@ -124,9 +126,11 @@ class Ranking:
         }
 
     def report(self) -> str:
-        """Build a self-contained HTML page: conclusions, table, quality against cost, rates tried, settings, curves."""
+        """Build a self-contained HTML page: conclusions, table, metric against cost, learning rates tried, settings,
+        curves.
+        """
         lead = f"{self.plan.comparison.recipe}: {_BUDGETS[self.plan.comparison.equal]}, " + (
-            f"{len(self.plan.comparison.seeds)} seeds; {words(self.plan.metric)} on the {self.split} part, "
+            f"{len(self.plan.comparison.seeds)} seeds; {words(self.plan.metric)} on the {self.split} split, "
             f"{'lower' if self.lower else 'higher'} is better"
         )
         charts = [
@@ -176,8 +180,8 @@ class Ranking:
 
 
 def ranked(plan: RunPlan, trials: Runs, chosen: Mapping[str, float], runs: Runs) -> Ranking:
-    """Compute the results of the finished ``runs`` at the learning rates ``chosen``; ``trials``: runs that selected
-    these rates.
+    """Compute the results from the finished ``runs`` at the learning rates ``chosen``, and ``trials``, the runs that
+    selected these rates.
     """
     finished = [outcome for _, outcome in (*trials, *runs) if not outcome.failed]
     split = "test" if finished and all(f"test.{plan.metric}" in found.figures for found in finished) else "validation"
@@ -195,8 +199,8 @@ def ranked(plan: RunPlan, trials: Runs, chosen: Mapping[str, float], runs: Runs)
 
 
 def value_of(outcome: Outcome, split: str, metric: str) -> float | None:
-    """Return the metric of a run; None if the run failed or the metric is not finite. Raises ``UserError`` for a metric
-    that the task does not measure.
+    """Return the metric of a run on a split; None if the run failed or the metric is not finite. Raises ``UserError``
+    for a metric that the task does not measure.
     """
     found = outcome.figures.get(f"{split}.{metric}")
     if found is None and not outcome.failed:
@@ -222,7 +226,7 @@ def _row(plan: RunPlan, name: str, split: str, rate: float | None, runs: Runs) -
 
 
 def _mean_figures(found: Sequence[Mapping[str, float]], split: str) -> dict[str, float]:
-    """Return the mean of every metric of ``split`` that all runs have."""
+    """Return metric -> mean over all runs, for every metric of ``split`` that all runs have."""
     names = [path for path in (found[0] if found else ()) if path.startswith(f"{split}.")]
     return {
         path.partition(".")[2]: sum(each[path] for each in found) / len(found)
@@ -242,7 +246,9 @@ def _mean_count(outcomes: Any, names: Sequence[str]) -> float | None:
 
 
 def _tested(row: EntryResult, baseline: EntryResult) -> EntryResult:
-    """Return the result with its difference to the ``baseline`` over the seeds, and the p value of the paired test."""
+    """Return the result ``row`` with its difference to the ``baseline``, paired by seed, and the p value of the paired
+    test.
+    """
     if row.failed or baseline.failed:
         return row
     differences = [row.values[seed] - baseline.values[seed] for seed in row.values]
@@ -250,7 +256,7 @@ def _tested(row: EntryResult, baseline: EntryResult) -> EntryResult:
 
 
 def _marks(cost: float, mean: Estimate) -> tuple[list[float], list[float]]:
-    """Return the points of an entry in the chart: both ends of the interval, and the mean."""
+    """Return (costs, values) of an entry's points in the chart: both ends of the interval, and the mean."""
     ends = [] if mean.half is None else [mean.mean - mean.half, mean.mean + mean.half]
     values = [*ends, mean.mean]
     return [cost] * len(values), values

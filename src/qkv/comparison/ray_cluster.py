@@ -1,4 +1,4 @@
-"""Executor on a Ray cluster."""
+"""Executor of planned runs on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from qkv.spec.recipe import Recipe
 from qkv.training.interrupt import Interrupted, StopRequest
 
 LOCAL = "local"
-"""Address of a cluster that is started on this machine for the comparison."""
+"""Address that starts a cluster on this machine for the comparison."""
 _LOOK = 0.5
-"""Seconds between looks at progress and at a request to stop."""
+"""Seconds between checks of the progress and for a request to stop."""
 _REPORTED = 20
-"""Steps between two reports of a task."""
+"""Number of steps between two progress reports of a task."""
 _PASSED_ON = ("QKV_DATA", "QKV_CACHE")
 """Environment variables that this process passes on to the runs."""
 
 
 @dataclass(frozen=True)
 class RayCluster:
-    """Executor of runs as Ray tasks of ``threads`` cores each, as many at once as the cluster has cores for.
+    """Executor of runs as Ray tasks with ``threads`` cores each, as many at once as the cluster has cores for.
 
-    address: of the cluster, as ``ray.init`` takes it (``host:port``, ``ray://host:port``, ``auto``), or ``local``.
-    Machines of the cluster need qkv and, under the same paths, the folder of the comparison and the data.
+    address: address of the cluster in the form that ``ray.init`` takes (``host:port``, ``ray://host:port``, ``auto``),
+    or ``local``. The machines of the cluster need qkv and, at the same paths, the folder of the comparison and the
+    data.
     """
 
     address: str
@@ -42,8 +43,8 @@ class RayCluster:
             raise UserError(f"threads: {self.threads} given, but a run needs at least one core")
 
     def outcomes(self, runs: Sequence[PlannedRun], waiting: Sequence[int], watcher: Watcher) -> dict[int, Outcome]:
-        """Carry out the runs with the indices ``waiting``; return their outcomes by index. Raises ``UserError`` also if
-        Ray is not installed or the cluster does not answer.
+        """Carry out the runs with the indices ``waiting``; return index -> outcome. Raises ``UserError``, also if Ray
+        is not installed or the cluster does not answer.
         """
         ray = _ray()
         self._connect(ray)
@@ -54,7 +55,7 @@ class RayCluster:
 
     def _connect(self, ray: Any) -> None:
         if self.address == LOCAL:
-            os.environ.setdefault("RAY_worker_niceness", "0")  # else all other programs of this machine come first
+            os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default gives its workers a low priority
         settings = {"env_vars": {name: os.environ[name] for name in _PASSED_ON if name in os.environ}}
         try:
             ray.init(
@@ -80,7 +81,7 @@ class _Tasks:
         self._tasks: dict[Any, int] = {}
 
     def outcomes(self, waiting: Sequence[int]) -> dict[int, Outcome]:
-        """Carry out the runs with the indices ``waiting``; return their outcomes by index."""
+        """Carry out the runs with the indices ``waiting``; return index -> outcome."""
         found: dict[int, Outcome] = {}
         with StopRequest() as stop:
             for i in waiting:
@@ -98,17 +99,17 @@ class _Tasks:
             finally:
                 self._stop()
             if stop.signal:
-                raise Interrupted(stop.signal, f"stopped by {stop}; the same command goes on")
+                raise Interrupted(stop.signal, f"stopped by {stop}; the same command resumes")
         return found
 
     def _tell(self) -> None:
-        """Pass the reports that have arrived to the watcher."""
+        """Pass the progress reports that have arrived to the watcher."""
         for i, report in self._reports.get_nowait_batch(self._reports.qsize()):
             self._watcher.report(self._runs[i], Report(*report))
 
     def _outcome(self, task: Any, run: PlannedRun) -> Outcome:
-        """Return the outcome of an ended task, and store it. Raises ``UserError`` for an error that is not the entry's
-        own.
+        """Return the outcome of an ended task, and store it. Raises ``UserError`` for an error that the entry does not
+        cause.
         """
         errors = self._ray.exceptions
         try:
@@ -123,7 +124,7 @@ class _Tasks:
         return found
 
     def _stop(self) -> None:
-        """Ask the tasks that still run to stop, and wait until they have saved their checkpoints."""
+        """Ask the running tasks to stop, and wait until they have saved their checkpoints."""
         for task in self._tasks:
             self._ray.cancel(task)
         if self._tasks:
@@ -131,7 +132,7 @@ class _Tasks:
 
 
 def _carried_out(i: int, recipe: Mapping[str, Any], folder: str, reports: Any) -> dict[str, Any]:
-    """Carry out a run in a Ray task; return the fields of its outcome."""
+    """Carry out run number ``i`` in a Ray task; return the fields of its outcome."""
 
     def tell(report: Report) -> None:
         if report.step % _REPORTED == 0 or report.step == report.steps:

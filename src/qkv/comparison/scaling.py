@@ -1,7 +1,8 @@
-"""Scaling of models: every entry at several sizes and lengths of training, a fitted law, and its check by a larger run.
+"""Scaling of models: train every entry at several sizes and training lengths, fit a scaling law, and check it with a
+larger run.
 
-OUT/scaling.json, scaling.html
-OUT/ENTRY/size-FACTOR/steps-FACTOR/rate-FACTOR/seed-SEED/   an ordinary run folder
+    OUT/scaling.json, scaling.html
+    OUT/ENTRY/size-FACTOR/steps-FACTOR/rate-FACTOR/seed-SEED/   an ordinary run folder
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from qkv.system.files import write_file
 
 RESULTS = "scaling.json"
 LENGTHS = (1, 2, 4)
-"""Factors of the recipe's number of steps."""
+"""Training lengths, as factors of the recipe's number of steps."""
 _PARAMETERS = ("E", "A", "α", "B", "β")
 
 
 @dataclass(frozen=True)
 class ScaledRun:
-    """One finished run: its size and length of training as factors, and its loss; None if it failed."""
+    """One finished run: factors of its size and training length, and its loss; None if it failed."""
 
     size: int
     length: int
@@ -51,8 +52,8 @@ class ScaledRun:
 
 @dataclass(frozen=True)
 class EntryScaling:
-    """Results of one entry: its runs, the power law fitted to them, and, if requested, a larger run with the loss that
-    the law predicts for it.
+    """Results of one entry: its runs, the scaling law fitted to them, and, if requested, a larger run with the loss
+    that the law predicts for it.
     """
 
     name: str
@@ -63,7 +64,7 @@ class EntryScaling:
 
     @property
     def holds(self) -> bool | None:
-        """True if the larger run's loss lies in the 90 % interval; None without a larger run or its loss."""
+        """True if the larger run's loss lies in the 90 % prediction interval; None without a larger run or its loss."""
         if self.extrapolated is None or self.larger is None or self.larger.loss is None:
             return None
         return self.extrapolated.low <= self.larger.loss <= self.extrapolated.high
@@ -71,7 +72,7 @@ class EntryScaling:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Results of all entries."""
+    """Results of all entries of a scaling comparison."""
 
     plan: RunPlan
     entries: tuple[EntryScaling, ...]
@@ -79,7 +80,7 @@ class Scaling:
     page: ClassVar[str] = "scaling.html"
 
     def conclusions(self) -> list[str]:
-        """Return sentences: the law of each entry, and whether it predicted the larger run."""
+        """Return sentences that state the law of each entry, and whether it predicted the larger run."""
         said = []
         for entry in self.entries:
             failed = sum(run.loss is None for run in entry.runs)
@@ -87,13 +88,13 @@ class Scaling:
                 said.append(f"{entry.name}: {failed} of {len(entry.runs)} runs failed.")
             if entry.fit is not None:
                 e, a, alpha, b, beta = map(short, entry.fit.law)
-                said.append(f"{entry.name}: L = {e} + {a} N^-{alpha} + {b} D^-{beta} of N parameters and D tokens.")
+                said.append(f"{entry.name}: L = {e} + {a} N^-{alpha} + {b} D^-{beta} for N parameters and D tokens.")
             if entry.extrapolated is not None and entry.larger is not None:
                 said.append(_checked(entry, entry.extrapolated, entry.larger))
         return said
 
     def tables(self) -> list[TableOf]:
-        """Build the tables of the losses of all runs, and of the laws with their intervals."""
+        """Build two tables: the losses of all runs, and the laws with their intervals."""
         columns = ["entry", "parameters", "tokens", "seed", f"{words(self.plan.metric)} ({self.split})", "law"]
         rows = [row for entry in self.entries for row in _run_rows(entry)]
         laws = [
@@ -101,7 +102,7 @@ class Scaling:
             for entry in self.entries
             if entry.fit is not None
         ]
-        title = "L = E + A N^-α + B D^-β, with intervals of 90 % by the bootstrap"
+        title = "L = E + A N^-α + B D^-β, with 90 % intervals from the bootstrap"
         return [TableOf("losses", columns, rows), TableOf(title, ["entry", *_PARAMETERS], laws)]
 
     def plain(self) -> dict[str, Any]:
@@ -114,7 +115,7 @@ class Scaling:
         }
 
     def report(self) -> str:
-        """Build a self-contained HTML page: conclusions, losses, the chart of loss against compute, laws."""
+        """Build a self-contained HTML page: conclusions, charts of loss against compute, tables of losses and laws."""
         lead = f"{self.plan.comparison.recipe}: {self.plan.comparison.scale} sizes, {len(LENGTHS)} lengths of training"
         charts = [_chart(entry, words(self.plan.metric)) for entry in self.entries]
         title = "Scaling of " + ", ".join(entry.name for entry in self.entries)
@@ -123,7 +124,7 @@ class Scaling:
 
 @dataclass(frozen=True)
 class _Cell:
-    """Model of one size, trained for one length."""
+    """Model of one size and one training length."""
 
     entry: str
     size: int
@@ -146,12 +147,12 @@ class _Cell:
 
 
 def scale(plan: RunPlan, executor: Executor, watcher: Watcher, fit: bool) -> Scaling:
-    """Train every entry of ``plan`` at its sizes and lengths; with ``fit`` also fit a law to the losses, extrapolate it
-    to twice the largest size and length, and train that model.
+    """Train every entry of ``plan`` at its sizes and training lengths. With ``fit``, also fit a law to the losses,
+    extrapolate it to twice the largest size and length, and train that model.
 
     The learning rate of each size is the best on validation data with the shortest training and the first seed. The
-    rate of the larger model is extrapolated from these by ``extrapolated_rate``. Raises ``UserError`` for a metric that
-    does not fall with quality, and for a budget of time.
+    rate of the larger model is extrapolated from these by ``extrapolated_rate``. Raises ``UserError`` for a metric of
+    which higher values are better, and for recipes with a time budget.
     """
     _check(plan)
     cells = {name: _cells(plan, name, sized) for name, sized in plan.entries.items()}
@@ -173,7 +174,7 @@ def scale(plan: RunPlan, executor: Executor, watcher: Watcher, fit: bool) -> Sca
 
 
 def total(plan: RunPlan, fit: bool) -> int:
-    """Return the maximum number of runs."""
+    """Return the maximum number of runs of a scaling comparison."""
     compared = plan.comparison
     sizes = compared.scale or 0
     tried = sizes * (len(compared.rates) - 1)
@@ -182,14 +183,18 @@ def total(plan: RunPlan, fit: bool) -> int:
 
 def _check(plan: RunPlan) -> None:
     if plan.metric not in ERRORS:
-        raise UserError(f"metric: a scaling law needs one that falls, such as loss, and {plan.metric!r} rises")
+        raise UserError(
+            f"metric: a scaling law needs a metric that decreases, such as loss, but {plan.metric!r} increases"
+        )
     for name, sized in plan.entries.items():
         if sized.recipe.training.minutes is not None:
-            raise UserError(f"entry {name!r} has training.minutes, but runs are scaled by their steps; set it to null")
+            raise UserError(
+                f"entry {name!r} has training.minutes, but scaling varies the number of steps; set it to null"
+            )
 
 
 def _cells(plan: RunPlan, name: str, smallest: Sized) -> list[_Cell]:
-    """Return the cells of an entry, sorted by size; each size has all lengths."""
+    """Return the models of an entry at all sizes, sorted by size, each with all training lengths."""
     sizes = [2**i for i in range(plan.comparison.scale or 0)]
     return [cell for size in sizes for cell in _of_size(plan, name, smallest, size, LENGTHS)]
 
@@ -205,7 +210,7 @@ def _of_size(plan: RunPlan, name: str, smallest: Sized, size: int, lengths: Iter
 def _rates(
     plan: RunPlan, cells: Mapping[str, Sequence[_Cell]], executor: Executor, watcher: Watcher
 ) -> dict[tuple[str, int], float | None]:
-    """Choose the factor of the learning rate of each entry and size; None if all its runs failed."""
+    """Choose (entry, size) -> factor of the learning rate; None if all its runs failed."""
     compared = plan.comparison
     shortest = [cell for each in cells.values() for cell in each if cell.length == LENGTHS[0]]
     if len(compared.rates) == 1:
@@ -235,7 +240,7 @@ def _entry(
     try:
         law = fitted_law(points)
     except ValueError as error:
-        raise UserError(f"entry {name!r}: {error}; give more sizes by --scale, or find out why runs failed") from None
+        raise UserError(f"entry {name!r}: {error}; use more sizes with --scale, or check why runs failed") from None
     largest = max(run.size for run in runs)
     (cell,) = _of_size(plan, name, plan.entries[name], 2 * largest, [2 * LENGTHS[-1]])
     chosen = {size: rate for (entry, size), rate in rates.items() if entry == name and rate is not None}
@@ -245,13 +250,13 @@ def _entry(
 
 
 def extrapolated_rate(chosen: Mapping[int, float], size: int) -> float:
-    """Extrapolate the factor of the learning rate to a model ``size`` times the smallest, from the factors ``chosen``
-    by size.
+    """Extrapolate the factor of the learning rate to a model ``size`` times as large as the smallest. ``chosen``: size
+    -> best factor.
 
         log rate = a + b log size, by least squares
 
-    The best rate falls with size as a power law (Kaplan et al. 2020, Bi et al. 2024). If only one size is given, its
-    factor is returned.
+    The best rate falls with size as a power law (Kaplan et al. 2020, Bi et al. 2024). With a single size, its factor is
+    returned.
     """
     if len(chosen) < 2:
         return next(iter(chosen.values()), 1.0)
@@ -264,8 +269,8 @@ def _checked(entry: EntryScaling, predicted: Extrapolation, larger: ScaledRun) -
     interval = f"{fixed(predicted.loss)} ({fixed(predicted.low)}–{fixed(predicted.high)})"
     if larger.loss is None:
         return f"{about}: predicted {interval}, but the run failed."
-    inside = "inside" if entry.holds else "outside of"
-    return f"{about}: predicted {interval}, measured {fixed(larger.loss)}, {inside} the interval of 90 %."
+    inside = "inside" if entry.holds else "outside"
+    return f"{about}: predicted {interval}, measured {fixed(larger.loss)}, {inside} the 90 % interval."
 
 
 def _run_rows(entry: EntryScaling) -> list[list[Any]]:
@@ -283,7 +288,7 @@ def _law_values(fit: FittedLaw) -> Iterable[tuple[float, tuple[float, float]]]:
 
 
 def _chart(entry: EntryScaling, metric: str) -> LineChart:
-    """Draw the loss against compute, 6 N D, with a line for each size and points for the larger run."""
+    """Draw the loss against compute, 6 N D FLOPs, with one line for each size and points for the larger run."""
     lines = []
     for size in sorted({run.size for run in entry.runs}):
         own = [run for run in entry.runs if run.size == size and run.loss is not None]
@@ -296,7 +301,7 @@ def _chart(entry: EntryScaling, metric: str) -> LineChart:
         lines.append(Line("extrapolated, 90 %", [at, at], [low, high], points=True))
         lines.append(Line("larger run", [at], [entry.larger.loss], points=True))
     title = f"{metric[:1].upper()}{metric[1:]} of {entry.name} by compute"
-    about = "Compute is 6 N D FLOPs of N parameters and D tokens."
+    about = "Compute is 6 N D FLOPs for N parameters and D tokens."
     return LineChart(title, lines, "FLOPs", metric, x_log=True, y_log=True, description=about)
 
 

@@ -1,4 +1,4 @@
-"""Progress of a comparison on standard error: one line with the runs done, current speeds and the time left."""
+"""Progress of a comparison on standard error: one line with the runs done, current speeds and the remaining time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PARTS = 1000
 
 
 class ShowRuns:
-    """Watcher of runs that shows their progress: ``with ShowRuns(total) as watcher: ...``."""
+    """Watcher that shows the progress of runs on standard error: ``with ShowRuns(total) as watcher: ...``."""
 
     def __init__(self, total: int) -> None:
         self._progress = Progress("compare", total * _PARTS, "runs", per_unit=_PARTS)
@@ -37,11 +37,11 @@ class ShowRuns:
         self._show()
 
     def ended(self, run: PlannedRun, outcome: Outcome) -> None:
-        """Count a run that is over, only once, and show the reason if it failed."""
+        """Count a run that has ended, once only, and show the reason if it failed."""
         if run.folder in self._over:
             return
         self._over.add(run.folder)
-        if self._current.pop(run.title, None) is None:  # over before this start
+        if self._current.pop(run.title, None) is None:  # it had ended before this process started
             self._progress.resume(len(self._over) * _PARTS)
         if outcome.failed:
             self._progress.note(f"{run.title} failed: {outcome.failed}")

@@ -12,7 +12,7 @@ LEVEL = 0.95
 
 
 class Estimate(NamedTuple):
-    """Mean of a sample, and half the width of its confidence interval at ``LEVEL``, or None for a single value."""
+    """Mean of a sample, and half the width of its confidence interval at ``LEVEL``; None for a single value."""
 
     mean: float
     half: float | None
@@ -27,10 +27,10 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired_p(differences: Sequence[float]) -> float | None:
-    """Compute the two-sided p value of the t test that the mean of paired ``differences`` is 0; None for fewer than
-    two.
+    """Compute the two-sided p value of the t test of the hypothesis that the mean of paired ``differences`` is 0; None
+    for fewer than two differences.
 
-    Differences that are all equal give 0, or 1 if they are 0.
+    If all differences are equal, the value is 0, or 1 if they are 0.
     """
     if len(differences) < 2:
         return None
@@ -41,8 +41,8 @@ def paired_p(differences: Sequence[float]) -> float | None:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Correct p values for their number by Holm's method (1979): (m - i) p_i for the i-th smallest of m, with i from 0,
-    made ascending and at most 1.
+    """Correct p values for multiple testing by Holm's method (1979): (m - i) p_i for the i-th smallest of m, with i
+    from 0, made ascending and at most 1.
     """
     corrected, largest = dict[str, float](), 0.0
     for i, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
@@ -53,7 +53,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 def t_outside(t: float, freedom: int) -> float:
     """Return P(|T| >= |t|) for Student's t distribution with ``freedom`` degrees of freedom."""
-    from scipy.special import stdtr  # here, as its import takes time
+    from scipy.special import stdtr  # imported here because the import is slow
 
     return 2 * float(stdtr(freedom, -abs(t)))
 

@@ -2,7 +2,8 @@
 
     python -m qkv.comparison.worker
 
-When its standard input closes, for example because its parent ended, it stops as after a SIGTERM, with a checkpoint.
+When its standard input closes, for example because its parent process ended, it saves a checkpoint and stops, as after
+a SIGTERM.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _EVERY = 0.2
 
 
 def main() -> int:
-    """Carry out the run that standard input names; return the exit code."""
+    """Carry out the run described in the first line of standard input; return the exit code."""
     asked = json.loads(sys.stdin.readline())
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     told = 0.0
@@ -51,7 +52,7 @@ def main() -> int:
 
 
 def report_of(values: Any) -> Report:
-    """Build a ``Report`` from the values in a line of a worker."""
+    """Build a ``Report`` from the values that a worker printed in a line of progress."""
     return Report(*values)
 
 

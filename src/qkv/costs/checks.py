@@ -1,4 +1,4 @@
-"""Validation of the arguments of cost estimates. Imports no torch."""
+"""Check the arguments of cost estimates. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from qkv.spec.errors import UserError, nearest
 from qkv.spec.model import Encoder, Model, Stack
 
 PRECISIONS = {"fp32": 4, "bf16": 2}
-"""Bytes per number."""
+"""Bytes per number in each precision."""
 
 
 def check(model: Model, batch_size: int, lengths: dict[str, int], precision: str) -> None:
-    """Raise ``UserError`` for an unknown precision, a size below 1, or a length beyond a position table.
+    """Raise ``UserError`` for an unknown precision, a size below 1, or a length that exceeds a position table.
 
-    ``lengths``: length of the model's rows, and of the encoder's sources, by name.
+    ``lengths``: length of the model's rows, and of the encoder's inputs, by name.
     """
     if precision not in PRECISIONS:
         raise UserError(f"there is no precision {precision!r}; {nearest(precision, PRECISIONS)}")
@@ -23,14 +23,14 @@ def check(model: Model, batch_size: int, lengths: dict[str, int], precision: str
         assert stack is not None
         _check_frontend(stack, path, length)
     if getattr(model.head, "num_classes", 0) is None:
-        raise UserError("model.head.num_classes is unknown without the data; give it, as in head.num_classes=2")
+        raise UserError("model.head.num_classes is unknown without the data; set it, as in head.num_classes=2")
 
 
 def _check_frontend(stack: Stack, path: str, length: int) -> None:
     reads_tokens = stack.frontend.reads_tokens
     if reads_tokens and stack.vocab_size is None and not (isinstance(stack, Encoder) and stack.share_embedding):
         key = f"{path}.frontend.vocab_size"
-        raise UserError(f"{key} is not known without the tokenizer; give it, as in {key.removeprefix('model.')}=8192")
+        raise UserError(f"{key} is unknown without the tokenizer; set it, as in {key.removeprefix('model.')}=8192")
     limit = stack.position_limit
     if limit is not None and length > limit:
         branch, own = stack.limiting_branch, stack.frontend.limit(stack.context_length)

@@ -1,4 +1,4 @@
-"""Cost estimates of a spec before anything is trained: parameters, FLOPs, memory, state and time.
+"""Cost estimates of a model before training: parameters, FLOPs, memory, decoding state and speed.
 
 Costs are counted on the model itself, which is built and run without memory (``qkv.costs.counting.counted``). This
 module imports torch only when a cost is computed.
@@ -26,14 +26,14 @@ __all__ = ["PRECISIONS", "Cost", "Speed", "TrainingMemory", "cost"]
 PART_COLUMNS = ["part", "parameters", "FLOPs, forward", "kept for backward"]
 """Column titles of the table of parts."""
 ENCODER = "encoder "
-"""Name prefix of the parts of an encoder."""
+"""Prefix of the names of an encoder's parts."""
 _COUNTERS = 24
-"""Bytes per row of a state's counters: position, limit and prefix."""
+"""Bytes per row of the counters in a decoding state: position, limit and prefix."""
 
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Bytes of a training step. ``activations``: saved for the backward pass. ``peak``: maximum at any time."""
+    """Bytes that a training step needs. ``activations``: saved for the backward pass. ``peak``: maximum at any time."""
 
     weights: int
     gradients: int
@@ -44,7 +44,7 @@ class TrainingMemory:
 
 @dataclass(frozen=True)
 class Speed:
-    """Estimated tokens per second, over all rows of the batch."""
+    """Estimated tokens per second, summed over all rows of the batch."""
 
     train: float
     prefill: float
@@ -53,13 +53,16 @@ class Speed:
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a model on ``batch_size`` rows of ``length`` positions; an encoder reads ``source_length`` positions.
+    """Cost of a model on ``batch_size`` rows of ``length`` positions; its encoder, if any, reads ``source_length``
+    positions.
 
     parts: cost of each part by name, in order of execution: embedding, each kind of branch, norm, residual, final norm,
     head; parts of an encoder come first, with the prefix ``encoder``.
-    blocks: costs of the branches of each block, including their norms and residuals.   encoder, latents, inner: the
-    same for the blocks of the encoder, the latents and the segmentation.
-    memory: bytes of a training step.   learned: numbers of trainable parameters; None: all parameters are trained.
+
+    blocks: for each block, the costs of its branches, including their norms and residuals.   encoder, latents, inner:
+    the same for the blocks of the encoder, the latents and the segmentation.
+
+    memory: bytes of a training step.   learned: numbers of trainable parameters; None if all parameters are trained.
     """
 
     model: Model
@@ -90,7 +93,7 @@ class Cost:
 
     @property
     def tokens(self) -> int:
-        """Positions in the batch, without sources."""
+        """Number of positions in the batch, without those that the encoder reads."""
         return self.batch_size * self.length
 
     @property
@@ -100,32 +103,36 @@ class Cost:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, without adapters; a table shared by embedding and head counts once."""
+        """Number of parameters, without adapters; a table shared by embedding and head is counted once."""
         return self.total.parameters
 
     @property
     def active_parameters(self) -> int:
-        """Number of parameters that one position uses; of a mixture of experts, only the selected experts count."""
+        """Number of parameters used for one position; in a mixture of experts, only the selected experts count."""
         return self.parameters - self.total.idle
 
     @property
     def trained_parameters(self) -> int:
-        """Number of trainable parameters, adapters included."""
+        """Number of trainable parameters, including adapters."""
         return self.learned.parameters if self.learned else self.parameters
 
     @property
     def forward_flops(self) -> int:
-        """FLOPs of a forward pass with full score matrices, as torch's counter counts the reference implementation."""
+        """FLOPs of a forward pass with full attention matrices, as torch's FLOP counter gives for the reference
+        implementation.
+        """
         return self.total.flops
 
     @property
     def needed_flops(self) -> int:
-        """FLOPs of a forward pass without masked scores."""
+        """FLOPs of a forward pass without those for masked attention scores."""
         return self.total.flops - self.total.masked
 
     @property
     def train_flops(self) -> int:
-        """FLOPs of an update: forward, backward, recomputation (checkpointing or reversible blocks)."""
+        """FLOPs of an update: forward passes, backward passes, and recomputation (checkpointing or reversible
+        blocks).
+        """
         repeated = (
             (*self.encoder, *self.latents, *self.inner, *self.blocks)
             if self.training.recompute
@@ -137,7 +144,7 @@ class Cost:
         return self.training.accumulate * (self.total.flops + self.total.backward + again)
 
     def state_bytes(self, length: int | None = None) -> int:
-        """Return the bytes of the batch's decoding state with a capacity of ``length`` positions."""
+        """Return the bytes of the decoding state of the whole batch with a capacity of ``length`` positions."""
         return self.at(length).total.state + _COUNTERS * self.batch_size
 
     def step_flops(self, length: int | None = None) -> int:
@@ -148,9 +155,10 @@ class Cost:
         return self.at(length).total.step
 
     def step_bytes(self, length: int | None = None) -> int:
-        """Return the bytes read to decode one token per row: weights and state.
+        """Return the bytes read from memory to decode one token per row: weights and decoding state.
 
-        Weights exclude the encoder, lookup-only tables, and experts that are not selected.
+        The weights exclude the encoder, tables of which a step only reads a few rows, and experts that are not
+        selected.
         """
         unread = self.parts["embedding"].parameters - (
             _table(self.model, self.model.width, self.model.vocab_size) if self.model.tied else 0
@@ -160,7 +168,9 @@ class Cost:
         return PRECISIONS[self.precision] * (self.parameters - unread) + self.state_bytes(length)
 
     def at(self, length: int | None = None, attention: str | None = None, irregular: str | None = None) -> Cost:
-        """Return the cost at another length, or with other attention implementations."""
+        """Return the cost at another length, or with other implementations of attention; the arguments are those of
+        ``cost``.
+        """
         length, paths = (
             self.length if length is None else length,
             (attention or self.attention, irregular or self.irregular),
@@ -171,9 +181,10 @@ class Cost:
         return cost(self.model, self.batch_size, length, self.precision, self.training, paths[0], source, paths[1])
 
     def speed(self, machine: Machine) -> Speed:
-        """Estimate speed from linear maps, attention and element-wise work at the machine's rates, plus call overhead.
+        """Estimate the speed from linear maps, attention and element-wise work at the machine's rates, plus the
+        overhead of calls.
 
-        The estimate ignores other load on the machine, and that small products do not reach its rates.
+        The estimate ignores other load on the machine, and that small products do not reach these rates.
         """
         total, passes = self.total, self.training.accumulate
         again = self.train_flops / (3 * passes * total.flops)
@@ -234,7 +245,7 @@ def cost(
 ) -> Cost:
     """Estimate the cost of ``model`` on ``batch_size`` rows of ``length`` positions (default: its context length).
 
-    source_length: positions per source (default: the encoder's context length).
+    source_length: positions that the encoder reads per row (default: its context length).
     training: optimiser, accumulation, recomputation and trained parameters; its batch size and precision are ignored.
     attention: implementation of causal and full attention in training (see ``qkv why``), which affects memory: "sdpa",
         "sdpa, oneDNN" or "tiled".   irregular: the same for other masks: "sdpa" or "products".
@@ -274,16 +285,18 @@ def cost(
 
 
 def _fixed_length(stack: Stack) -> int:
-    """Return the number of positions of a row of ``stack``: fixed, as for image patches, or its context length."""
+    """Return the number of positions of a row of ``stack``: the fixed number of its front end, as for image patches,
+    else its context length.
+    """
     return stack.frontend.num_positions or stack.context_length
 
 
 def _source_length(model: Model, given: int | None) -> int:
-    """Return the number of positions of a source; 0 without an encoder."""
+    """Return the number of positions that the encoder reads; 0 without an encoder."""
     if model.encoder:
         return _fixed_length(model.encoder) if given is None else given
     if given is not None:
-        raise UserError(f"a source length of {given} is given, but the model has no encoder; leave it out")
+        raise UserError(f"a source length of {given} is given, but the model has no encoder; omit it")
     return 0
 
 
@@ -293,7 +306,7 @@ def _table(stack: Stack, width: int, vocab_size: int | None) -> int:
 
 
 def table_title(name: str, counted: Cost) -> str:
-    """Build the title of the tables: name, size of the model, and the counted rows and positions."""
+    """Build the title of the tables: name and size of the model, and the numbers of rows and positions."""
     layers, rows = _many(len(counted.model.layers), "layer"), _many(counted.batch_size, "row")
     if encoder := counted.model.encoder:
         layers, rows = (
@@ -312,13 +325,13 @@ def _many(count: int, noun: str) -> str:
 
 
 def part_rows(counted: Cost) -> list[list[object]]:
-    """Build the table of a model's parts, and their total."""
+    """Return the rows of the table of a model's parts, the last with their total."""
     named = [*counted.parts.items(), ("total", counted.total)]
     return [[name.replace("_", " "), part.parameters, short(part.flops), size(part.saved)] for name, part in named]
 
 
 def quantity_rows(counted: Cost, machine: Machine | None) -> list[tuple[str, str]]:
-    """Build the table of FLOPs, memory and estimated speed on ``machine``, as text."""
+    """Return the rows (name, value) of the table of FLOPs, memory and estimated speed on ``machine``, as text."""
     memory, training = counted.memory, counted.training
     scores = max(
         (
@@ -332,7 +345,7 @@ def quantity_rows(counted: Cost, machine: Machine | None) -> list[tuple[str, str
         ("FLOPs, forward", short(counted.forward_flops)),
         ("… without masked attention scores", short(counted.needed_flops)),
         ("FLOPs, training step", short(counted.train_flops)),
-        *([("parameters that one position uses", f"{counted.active_parameters:,}")] if counted.total.idle else []),
+        *([("active parameters per position", f"{counted.active_parameters:,}")] if counted.total.idle else []),
         *([("trainable parameters", f"{counted.trained_parameters:,}")] if counted.learned else []),
         ("memory, training step", size(memory.peak)),
         ("… weights", size(memory.weights)),

@@ -1,4 +1,4 @@
-"""Tables of the growth of models with the number of positions, as columns and rows of text."""
+"""Tables of how models grow with the number of positions, as columns and rows of text."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SUMMARY = (
 
 
 def summary(curves: Sequence[GrowthCurve]) -> tuple[list[str], list[list[str]]]:
-    """Build (columns, rows) of measured and theoretical exponents.
+    """Return (columns, rows) of measured and theoretical exponents, with one row per model.
 
-    A column has the length from which a model is faster than the first model.
+    One column has the length from which on a model is faster than the first model.
     """
     first = curves[0]
     columns = [column.format(first=first.name) for column in SUMMARY]
@@ -34,7 +34,7 @@ def summary(curves: Sequence[GrowthCurve]) -> tuple[list[str], list[list[str]]]:
 
 
 def points_table(curve: GrowthCurve) -> tuple[list[str], list[list[str]]]:
-    """Build (columns, rows) with a row for every measured length of one model."""
+    """Return (columns, rows) with one row for every measured length of one model."""
     columns = ["positions", "seconds", "µs per position", "peak memory", "decoding state"]
     return columns, [
         [
@@ -63,7 +63,7 @@ def _row(curve: GrowthCurve, first: GrowthCurve) -> list[str]:
         _state(curve.points),
         f"{longest:,}",
         "–" if curve is first else f"{crossed:,}" if crossed else "never",
-        curve.ended or "the longest asked for",
+        curve.ended or "the maximum length",
     ]
 
 
@@ -76,7 +76,7 @@ def _order(exponent: float | None) -> str:
 
 
 def _state(points: Sequence[GrowthPoint]) -> str:
-    """Format the growth exponent of the state's bytes between the last two lengths."""
+    """Return the growth exponent of the state's bytes between the last two lengths as text."""
     sizes = [point.state_bytes for point in points[-2:]]
     if len(sizes) < 2 or None in sizes:
         return "–"

@@ -1,4 +1,4 @@
-"""Cost of one part of a model. Imports no torch."""
+"""Cost of one part of a model, as numbers that can be added. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Blocks = tuple[tuple["Share", ...], ...]
 
 @dataclass(frozen=True)
 class Share:
-    """Cost of a part. Shares are added.
+    """Cost of a part. The costs of several parts can be added.
 
     parameters: number of parameters.   matrices: number of parameters in matrices of blocks.
-    idle: number of parameters that one position does not use, such as experts that are not selected.
-    unread: number of parameters that remain unread in a decoding step of all rows, whichever experts they select.
-    flops: forward pass over the batch; a product of (m, k) and (k, n) counts 2 m k n, other operations 0.
-    backward: FLOPs of the backward pass: those of a product, for each of its factors that requires a gradient.
-    attended: part of ``flops`` for attention scores and their products with values.
-    masked: part of ``flops`` for masked pairs of positions.   skipped: part of ``masked`` that is not computed.
-    ending: part of ``flops`` in the last product, if the backward pass does not need its result.
+    idle: number of parameters not used for one position, such as experts that are not selected.
+    unread: number of parameters that a decoding step of all rows does not read, whichever experts they select.
+    flops: FLOPs of the forward pass over the batch; a product of (m, k) and (k, n) counts 2 m k n, other operations 0.
+    backward: FLOPs of the backward pass: the FLOPs of a product, for each of its factors that requires a gradient.
+    attended: share of ``flops`` for attention scores and their products with values.
+    masked: share of ``flops`` for masked pairs of positions.   skipped: share of ``masked`` that is not computed.
+    ending: share of ``flops`` in the last product, if the backward pass does not need its result.
     step: FLOPs to decode one position per row after ``length`` positions.
     saved: bytes saved for the backward pass.
-    scores: bytes of the attention matrices, if materialised.
-    state: bytes of the state after ``length`` positions.
+    scores: bytes of the attention matrices, if they are stored.
+    state: bytes of the decoding state after ``length`` positions.
     calls: number of operators in a forward pass.   step_calls: number of operators in a decoding step, scaled up for
     the Python code around them.
     """
@@ -53,7 +53,7 @@ class Share:
         return Share(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def again(self) -> Share:
-        """Return the share of a repetition with the same weights, which adds no parameters."""
+        """Return the cost of repeating the part with the same weights, which adds no parameters."""
         return replace(self, parameters=0, matrices=0, idle=0, unread=0)
 
 

@@ -1,4 +1,4 @@
-"""Diagnosis of non-finite values: the first part of a model that produces them."""
+"""Diagnosis of non-finite values: find the first module of a model that produces them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from qkv.tasks.task import Task
 
 @dataclass(frozen=True)
 class Illness:
-    """Diagnosis of a non-finite loss or gradient. ``where``: path of the first part of the model with NaN or infinity;
-    ``what``: description; ``remedy``: suggested fix.
+    """Diagnosis of a non-finite loss or gradient. ``where``: path of the first module with NaN or infinity; ``what``:
+    description; ``remedy``: suggested fix.
     """
 
     where: str
@@ -28,16 +28,16 @@ class Illness:
 
 
 def diagnose(model: Transformer, task: Task, batches: Sequence[Batch], number_format: str) -> Illness:
-    """Find the first part of ``model`` that produces NaN or infinity on ``batches``, in order of computation.
+    """Find the first module of ``model`` that produces NaN or infinity on ``batches``, in order of computation.
 
     The weights are checked first, then the outputs of branches, the loss, and the gradients. Gradients flow backwards,
-    so their origin is the last non-finite parameter. The gradients are those that the failed step left; the caller has
-    restored the random state of that step. ``number_format``: precision of training, "fp32" or "bf16".
+    so their origin is the last non-finite parameter. The gradients must be those of the failed step, and the random
+    state must be restored to the beginning of that step. ``number_format``: precision of training, "fp32" or "bf16".
     """
     broken = next((name for name, p in model.named_parameters() if not _finite(p)), None)
     if broken:
         return Illness(
-            broken, "holds weights that are not finite", "the update before was too large: lower the learning rate"
+            broken, "holds weights that are not finite", "the last update was too large: lower the learning rate"
         )
     gradients = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)]
     found = _first_output(model, task, batches, number_format)
@@ -48,7 +48,7 @@ def diagnose(model: Transformer, task: Task, batches: Sequence[Batch], number_fo
             if rounded
             else "lower the learning rate, or lengthen the warm-up"
         )
-        return Illness(found, "was the first to give values that are not finite", remedy)
+        return Illness(found, "was the first to produce values that are not finite", remedy)
     if gradients:
         return Illness(
             gradients[-1],
@@ -63,8 +63,8 @@ def diagnose(model: Transformer, task: Task, batches: Sequence[Batch], number_fo
 
 
 def _first_output(model: Transformer, task: Task, batches: Sequence[Batch], number_format: str) -> str:
-    """Return the path of the first part with a non-finite output: front end, branches, norm, head, loss; "" if all are
-    finite.
+    """Return the path of the first module with a non-finite output, among front end, branches, norm, head and loss; ""
+    if all outputs are finite.
     """
     first = _FirstBad(model)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Record the values at points of a model, and put others in their place."""
+"""Record the values at points of a model, and replace them by others."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 
 Values = Tensor | Callable[[Tensor], Tensor]
-"""Tensor of a value's shape, or function of the value, that replaces it."""
+"""Replacement of a value: a tensor of the same shape, or a function of the value."""
 
 
 @torch.no_grad()
 def record(
     model: Transformer, signal: Signal | Tensor, *points: str, source: Signal | Tensor | None = None
 ) -> Recorder:
-    """Run ``model`` once on ``signal``, without dropout; return the values at ``points``, names or paths (``Tap``).
+    """Run ``model`` once on ``signal``, without dropout; return the values at ``points``, which are names or paths (see
+    ``Tap``).
 
     source: input of the encoder, if the model has one. Raises ``UserError`` for a point that the model does not have.
     """
@@ -32,10 +33,10 @@ def record(
 
 
 class Replacement(Tap):
-    """Tap that replaces values, as for activation patching (Vig et al. 2020) and ablation.
+    """Tap that replaces values at points of a model, as in activation patching (Vig et al. 2020) and ablation.
 
-    values: replacements by the name or path of the point (``Tap``), for all calls, or by ``Location``, for one call.
-    The first that fits a location is used.
+    values: point -> replacement. A name or path of a point (``Tap``) refers to all calls, a ``Location`` to one call.
+    The first key that fits a location is used.
     """
 
     def __init__(self, values: Mapping[str | Location, Values]):

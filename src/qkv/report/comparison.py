@@ -1,4 +1,4 @@
-"""Report of several runs side by side: tables and learning curves."""
+"""HTML reports that show several runs side by side: tables and learning curves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qkv.report.page import Page
 
 
 class Curve(NamedTuple):
-    """Validation losses of one run, in ``unit``, by step."""
+    """Validation losses of one run at several steps, in ``unit``."""
 
     name: str
     unit: str
@@ -20,7 +20,7 @@ class Curve(NamedTuple):
 
 
 class TableOf(NamedTuple):
-    """Table of a page, under its title."""
+    """Table with its title, for a report page."""
 
     title: str
     columns: Sequence[str]
@@ -33,7 +33,8 @@ def comparison_report(
     curves: Sequence[Curve] = (),
     data: dict[str, Any] | None = None,
 ) -> str:
-    """Build a self-contained HTML page on ``runs``: non-empty ``tables``, and a chart of validation losses per unit.
+    """Build a self-contained HTML page on ``runs``: the non-empty ``tables``, and one chart of validation losses for
+    each unit.
 
     ``tables``: (title, rows); a row has a name and one value per run. ``data``: the comparison as plain data, embedded
     in the page.
@@ -57,7 +58,7 @@ def ranking_report(
 ) -> str:
     """Build a self-contained HTML page on entries that were compared over seeds.
 
-    In order: conclusions (``notes``), the first table, the charts of quality against cost, the other tables, and
+    In order: conclusions (``notes``), the first table, the charts of the metric against cost, the other tables, and
     learning curves. ``data``: the comparison as plain data, embedded in the page.
     """
     page = Page(title)
@@ -74,7 +75,7 @@ def ranking_report(
 
 
 def add_tables(page: Page, tables: Sequence[TableOf]) -> None:
-    """Append the tables that have rows, each in a section of its own."""
+    """Append each table that has rows to the page, in a section with its title."""
     for title, columns, rows in tables:
         if rows:
             with page.section(title.capitalize()):
@@ -82,7 +83,7 @@ def add_tables(page: Page, tables: Sequence[TableOf]) -> None:
 
 
 def add_curves(page: Page, curves: Sequence[Curve]) -> None:
-    """Append a chart of validation losses for each unit."""
+    """Append one chart of validation losses to the page for each unit."""
     charts = [_chart(unit, curves) for unit in dict.fromkeys(curve.unit for curve in curves)]
     if charts:
         with page.section("Learning curves"):

@@ -1,4 +1,4 @@
-"""Words of a text, coloured by their effect on an answer."""
+"""Text whose words are coloured by their effect on an answer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from qkv.report.markup import Markup, tag
 
 FOR, AGAINST = "--s0", "--danger"
-"""Colours of words that support the answer and of words that oppose it: without them it is less, or more, probable."""
+"""CSS variables of the colours: of words that support the answer (without them, it is less probable), and of words that
+oppose it.
+"""
 
 
 def effects(words: Sequence[tuple[str, float]]) -> Markup:
-    """Build the markup of a text from pairs (word, change); negative changes are shaded blue, positive changes red.
+    """Build the markup of a text from pairs (word, change of the answer's score without the word). Words with negative
+    changes, which support the answer, are shaded blue, those with positive changes red.
 
     The largest change has the strongest colour. The tooltip of a word shows its change.
     """

@@ -1,4 +1,4 @@
-"""Evaluation results on a report page: metrics as cards and a table, details as sections."""
+"""Evaluation results on a report page: metrics as cards and as a table, details as sections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qkv.report.sections import add_sections
 
 BESIDE_THE_POINT = ("loss", "perplexity", "targets", "seconds", "bits_per_token", "bits_per_byte", "bits_per_character")
 BESIDE_THE_POINT += ("unknown_tokens",)
-"""Metrics that are not shown as a task's main metrics."""
+"""Metrics that are not among the main metrics of a task: losses, counts and times."""
 _SHOWN = 3
 _KNOWN_AS = {
     "f1": "F1",
@@ -35,7 +35,9 @@ ERRORS = frozenset({"loss", "perplexity", "rmse", "mae", "bits_per_token", "bits
 """Metrics for which lower is better."""
 
 OF_A_RUN = frozenset({"contestants", "heats"})
-"""Kinds of sections on the whole run: measured on the validation split, but shown with the details of any split."""
+"""Kinds of sections that describe the whole run: they are measured on the validation split, but shown with the details
+of any split.
+"""
 
 Splits = Mapping[str, Mapping[str, Any]]
 """Evaluation results by split; each has ``figures`` (metrics by name), ``sections`` (details for the report) and
@@ -54,12 +56,14 @@ def named(figure: str) -> str:
 
 
 def judged(splits: Splits) -> str:
-    """Select the split whose metrics are shown first: test if present, else the first split; "" without splits."""
+    """Return the name of the split whose metrics are shown first: test if present, else the first split; "" without
+    splits.
+    """
     return "test" if "test" in splits else next(iter(splits), "")
 
 
 def headline(splits: Splits) -> list[tuple[str, str, str]]:
-    """Build cards (title, value, note) of the task's main metrics; the note gives the values on the other splits."""
+    """Return cards (title, value, note) of the task's main metrics; the note gives the values on the other splits."""
     split = judged(splits)
     figures = splits[split]["figures"] if split else {}
     chosen = [(name, value) for name, value in figures.items() if name not in BESIDE_THE_POINT and value is not None]
@@ -75,7 +79,9 @@ def _elsewhere(splits: Splits, split: str, name: str) -> str:
 
 
 def chosen_by(figure: str) -> str:
-    """Describe how the metric ``figure`` selected the best weights, such as ``lowest validation loss``."""
+    """Describe in words which value of the metric ``figure`` selected the best weights, such as "lowest validation
+    loss".
+    """
     return f"{'lowest' if figure in ERRORS else 'highest'} validation {words(figure)}"
 
 
@@ -93,7 +99,7 @@ def add_evaluation(page: Page, splits: Splits, step: int, best: str = "") -> Non
     """Add evaluation results to a report page.
 
     They are a table of the metrics on all splits, sections on the whole run, and the detail sections of one split.
-    ``step``: training step of the evaluated weights; ``best``: metric that selected them, "" for none.
+    ``step``: training step of the evaluated weights; ``best``: metric that selected these weights, "" for none.
     """
     which = f", which had the {chosen_by(best)}," if best else ""
     with page.section("Evaluation"):

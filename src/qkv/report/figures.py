@@ -1,4 +1,4 @@
-"""Human-readable numbers: 1.23M, 3 min 12 s, 48.2 MB."""
+"""Format numbers for people: 1.23M, 3 min 12 s, 48.2 MB."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plain(value: float, digits: int = 3) -> str:
 
 
 def place(value: float) -> str:
-    """Format a step number or another axis position: whole numbers in full."""
+    """Format a step number or another axis position; whole numbers are written with all digits."""
     return f"{value:,.0f}" if abs(value) < 1e9 and value == round(value) else short(value, 6)
 
 
@@ -89,7 +89,9 @@ def clock(seconds: float) -> str:
 
 
 def cell(value: object) -> str:
-    """Format a value for a table cell: integers in full, floats with four digits, booleans as yes/no, None as ""."""
+    """Format a value for a table cell: integers with all digits, floats with four significant digits, booleans as
+    yes/no, None as "".
+    """
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -98,6 +100,8 @@ def cell(value: object) -> str:
 
 
 def all_numbers(values: Iterable[object]) -> bool:
-    """True if a table column holds only numbers and None, and at least one number; such columns are right-aligned."""
+    """Return True if a table column holds only numbers and None, and at least one number; such columns are
+    right-aligned.
+    """
     given = [value for value in values if value is not None]
     return bool(given) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in given)

@@ -1,4 +1,4 @@
-"""Small HTML for notebooks: a page's cards, tables and charts without the page."""
+"""HTML fragments for notebooks: the cards, tables and charts of a report page without the page around them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLASS = "qkv-report"
 
 
 class Fragment(Page):
-    """Part of a page that is embedded in another page, such as a notebook, and takes its text colours.
+    """Fragment of a page that is embedded in another page, such as a notebook, and inherits its text colours.
 
     Charts are images with their own background: their style sheet does not affect the surrounding page, and they are
     legible on light and dark pages. A fragment has no script.
@@ -40,7 +40,7 @@ class Fragment(Page):
 
 
 def run_fragment(run: TrainingRun) -> str:
-    """Build the HTML of a training run for a notebook: key figures, loss, evaluation, and path of the full report."""
+    """Build the HTML of a training run for a notebook: key metrics, loss, evaluation, and path of the full report."""
     page = Fragment(run.name)
     page.header(run.description)
     page.cards(cards(run))

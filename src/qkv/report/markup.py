@@ -21,9 +21,9 @@ class Markup(str):
 
 
 def visible(text: object) -> str:
-    r"""Convert an object to text without characters that XML forbids or that control a terminal.
+    r"""Convert an object to text, and replace the characters that XML forbids or that control a terminal.
 
-    They are replaced by symbols: NUL by ␀, a lone surrogate by �. Line ends become ``\n``; tabs and line ends stay.
+    They are replaced by symbols: NUL by ␀, a lone surrogate by �. Line ends become ``\n``; tabs and line ends are kept.
     """
     return _HIDDEN.sub(_symbol, str(text).replace("\r\n", "\n"))
 

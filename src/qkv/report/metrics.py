@@ -1,4 +1,6 @@
-"""``metrics.jsonl``: append-only log of a run, one JSON object per line, repaired after a crash."""
+"""``metrics.jsonl``: append-only metrics log of a run, one JSON object per line; an incomplete last line is repaired
+after a crash.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from qkv.spec.errors import UserError
 from qkv.system.files import write_file
 
 FLAG = "nonfinite"
-"""Key for numbers that JSON cannot represent: ``{"loss": null, "nonfinite": {"loss": "nan"}}``."""
+"""Key of a row under which numbers that JSON cannot represent are stored: ``{"loss": null, "nonfinite": {"loss":
+"nan"}}``.
+"""
 
 _FLUSH_SECONDS = 1.0
 
@@ -53,7 +57,7 @@ class MetricsLog:
             raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     def truncate_after(self, step: int) -> None:
-        """Remove rows of later steps than ``step``, and rows without a step that follow such rows.
+        """Remove the rows of steps after ``step``, and rows without a step that follow such rows.
 
         The file is replaced atomically.
         """
@@ -83,7 +87,8 @@ class MetricsLog:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Read the rows of a run's ``metrics.jsonl``; restore NaN and infinities, and skip an incomplete last line.
+    """Read the rows of a run's ``metrics.jsonl``; convert NaN and infinities back to floats, and skip an incomplete
+    last line.
 
     Raises UserError for an earlier line that is not a JSON object, FileNotFoundError if there is no file.
     """
@@ -162,7 +167,7 @@ def _repair(path: Path) -> None:
         file.seek(start)
         line = file.read()
         if _row(line) is None:
-            # A crash leaves the beginning of a row, or zeros after a power cut; anything else is another file.
+            # A crash leaves the beginning of a row, and a power cut zeros; anything else is not a metrics log.
             if line.strip(b"\0\r\n\t ") and not line.startswith(b"{"):
                 raise UserError(
                     f"{path}: this is not a metrics log, whose lines are JSON objects; "
@@ -174,7 +179,7 @@ def _repair(path: Path) -> None:
 
 
 def _last_line(file: Any, end: int) -> int:
-    """Find the offset of the last line of a file of ``end`` bytes; its own line break does not count."""
+    """Return the byte offset of the last line of a file of ``end`` bytes; a line break at the very end is ignored."""
     size = 4096
     while True:
         start = max(0, end - size)

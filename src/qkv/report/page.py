@@ -17,7 +17,7 @@ Tone = Literal["", "good", "danger", "accent"]
 
 
 class Chart(Protocol):
-    """Interface of a chart on a page: its SVG, its values as plain data, and a variant for narrow screens."""
+    """Interface of charts on a page: their SVG, their values as plain data, and a variant for narrow screens."""
 
     def svg(self, standalone: bool = True) -> str: ...
 
@@ -31,7 +31,7 @@ class Chart(Protocol):
 class Page:
     """HTML report page built from top to bottom: each method appends one element, ``html()`` returns the page so far.
 
-    All input is escaped. The page loads nothing and runs only its own script, which the browser verifies by its hash.
+    All input is escaped. The page loads nothing and only runs its own script, which the browser verifies by its hash.
     ``refresh``: seconds after which the browser reloads the page. ``data`` and the values of every chart are embedded
     as JSON in ``<script type="application/json" id="data">``.
     """
@@ -44,21 +44,22 @@ class Page:
         self._blocks: list[Markup] = []
 
     def header(self, lead: str = "", status: str = "", tone: Tone = "") -> None:
-        """Append the page's title with a status badge in the colour ``tone``, and the sentence ``lead`` below."""
+        """Append the page's title with a status badge in the colour ``tone``, and below it the sentence ``lead``."""
         pill = tag("span", status, class_=f"pill {tone}".strip()) if status else None
         headline = tag("div", tag("h1", self.title), pill, class_="headline")
         self._add(tag("header", headline, tag("p", lead) if lead else None))
 
     @contextmanager
     def section(self, heading: str) -> Iterator[None]:
-        """Context manager that places the elements appended inside it in a section under ``heading``."""
+        """Return a context manager; elements appended inside it are placed in a section under ``heading``."""
         yield from self._inside("section", tag("h2", heading))
 
     @contextmanager
     def details(self, label: str, preview: str = "", open_: bool = False) -> Iterator[None]:
-        """Context manager that places the elements appended inside it in a foldable block with the title ``label``.
+        """Return a context manager; elements appended inside it are placed in a collapsible block with the title
+        ``label``.
 
-        ``preview``: text whose start is shown beside the label; ``open_``: unfolded at first.
+        ``preview``: text whose beginning is shown beside the label; ``open_``: expanded at first.
         """
         shown = " ".join(preview[:400].split())[:160]
         beside = tag("span", shown, class_="preview") if shown else None
@@ -79,7 +80,7 @@ class Page:
         self._add(tag("div", bar, tag("div", label, class_="beside"), class_="progress"))
 
     def cards(self, cards: Sequence[tuple[str, str, str]]) -> None:
-        """Append a row of cards, boxes with one key figure each: (title, value, note)."""
+        """Append a row of cards, boxes with one number each: (title, value, note)."""
         made = [
             tag(
                 "div",
@@ -93,7 +94,7 @@ class Page:
         self._add(tag("dl", *made, class_="cards"))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Append a table; numeric columns are right-aligned. Empty ``columns``: no header."""
+        """Append a table; numeric columns are right-aligned. If ``columns`` is empty, the table has no header."""
         count = max([len(columns), *(len(row) for row in rows)])
         numeric = [all_numbers([row[i] for row in rows if i < len(row)]) for i in range(count)]
         classes = ["number" if n else None for n in numeric]
@@ -121,7 +122,7 @@ class Page:
         self._add(tag("div", *(self._figure(chart) for chart in charts), class_="charts"))
 
     def drawing(self, markup: Markup) -> None:
-        """Append ready markup, such as an SVG, without escaping it."""
+        """Append finished markup, such as an SVG, without escaping it."""
         self._add(markup)
 
     def code(self, text: str, language: str = "") -> None:

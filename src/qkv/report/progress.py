@@ -1,4 +1,4 @@
-"""Progress display: one live line on a terminal (progress, metrics, rate, time left), plain lines elsewhere."""
+"""Progress display: one live line on a terminal (progress, metrics, rate, remaining time), plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _SPEED = "_per_second"
 
 
 class Progress:
-    """Progress display on standard error: description, progress bar, metrics, rate and time left.
+    """Progress display on standard error: description, progress bar, metrics, rate and remaining time.
 
     On a terminal this is one line, redrawn at most eight times per second; elsewhere a plain line at every tenth of the
     work and every ten seconds, less often in long runs. ``total``: amount of work, counted in ``unit``; without it,
-    there is no progress bar and no time left. ``unit="bytes"`` counts in kB and MB. ``per_unit``: number of parts that
-    make up a unit; ``done`` and ``total`` count parts. An update that is not drawn costs about a microsecond.
+    there is no progress bar and no remaining time. ``unit="bytes"`` counts in kB and MB. ``per_unit``: number of
+    subunits that make up a unit; ``done`` and ``total`` count subunits. An update that is not drawn costs about a
+    microsecond.
 
         with Progress("train", total=2000) as progress:
             for step in range(2000):
@@ -41,12 +42,12 @@ class Progress:
         self.unit = unit
         self.done = done
         self.after = 0.0
-        """Seconds of remaining work after the last step, included in the time left."""
+        """Seconds of work after the last step, included in the remaining time."""
         self.figures: dict[str, float | str | None] = {}
         self.news = ""
         """Text shown beside the metrics: on a terminal until it is replaced, elsewhere in one line only."""
         self.result = ""
-        """Text shown in the summary at the end only."""
+        """Text shown only in the summary at the end."""
         self._stream = stream or sys.stderr
         self._per_unit = per_unit
         self._display: _Live | _Lines | None = None
@@ -66,8 +67,8 @@ class Progress:
             self._display = None
 
     def update(self, done: int, **figures: float | str | None) -> None:
-        """Set the amount of work done, and metrics to show, such as ``loss``, ``tokens_per_second``; a
-        metric is shown until replaced.
+        """Set the amount of work done, and metrics to show, such as ``loss`` and ``tokens_per_second``; a metric is
+        shown until it is replaced.
         """
         self.done = done
         if figures:
@@ -77,7 +78,7 @@ class Progress:
             self._show(now)
 
     def resume(self, done: int) -> None:
-        """Set the amount of work that an earlier run did, which does not count towards the rate."""
+        """Set the amount of work that was done before this process started, which does not count towards the rate."""
         self.done, self.speed = done, _Speed(done)
 
     def advance(self, by: int) -> None:
@@ -90,7 +91,9 @@ class Progress:
             self._display.note(visible(text))
 
     def parts(self) -> list[str]:
-        """Build the texts of the progress line, without the progress bar: amount done, metrics, rate, time left."""
+        """Return the texts of the progress line, without the progress bar: amount done, metrics, rate, remaining
+        time.
+        """
         told = [self._amount(), *self._figures(self.news)]
         if not any(map(_is_speed, self.figures)) and self.speed.rate and self._per_unit == 1:
             told.append(
@@ -103,7 +106,7 @@ class Progress:
         return told
 
     def share(self) -> float | None:
-        """Return the fraction of the work that is done, 0 to 1; None if the total is unknown."""
+        """Return the fraction of the work that is done, from 0 to 1; None if the total is unknown."""
         return min(1.0, max(0.0, self.done / self.total)) if self.total else None
 
     def _show(self, now: float) -> None:
@@ -129,7 +132,7 @@ class Progress:
         return "  ".join([*told, *self._figures(self.result)])
 
     def _figures(self, news: str) -> list[str]:
-        """Format the figures of the progress line: metrics, then the text ``news``, then speeds."""
+        """Format the metrics of the progress line, then the text ``news``, then the speeds."""
         known = [(name, value) for name, value in self.figures.items() if value is not None]
         speeds = [_figure(name, value) for name, value in known if _is_speed(name)]
         others = [_figure(name, value) for name, value in known if not _is_speed(name)]
@@ -153,7 +156,7 @@ def _is_terminal(stream: Any) -> bool:
 
 
 class _Speed:
-    """Exponentially weighted rate: decayed sum of work / decayed sum of time, so that pauses count correctly."""
+    """Exponentially weighted rate, decayed sum of work / decayed sum of time, which takes pauses into account."""
 
     def __init__(self, done: int) -> None:
         self.began = self._at = time.monotonic()
@@ -176,7 +179,7 @@ class _Speed:
 
 
 class _Lines:
-    """Progress display for logs and pipes: a plain line now and then."""
+    """Progress display for logs and pipes: a plain line from time to time."""
 
     def __init__(self, progress: Progress, stream: IO[str]) -> None:
         self.progress, self.stream = progress, stream
@@ -184,10 +187,12 @@ class _Lines:
         self._tenth = self._tenths()
 
     def show(self) -> float:
-        """Print a line if enough time or work has passed since the last; return the seconds until the next check."""
+        """Print a line if enough time or work has passed since the last line; return the seconds until the next
+        check.
+        """
         now, tenth = time.monotonic(), self._tenths()
         waited = now - self._printed
-        # In runs of hours, a line every ten seconds would flood the log.
+        # A line every ten seconds would be too many in runs that take hours.
         often = max(_LINE, self.progress.speed.seconds / 60)
         if waited >= often or (tenth > self._tenth and waited >= 1):
             self._printed, self._tenth = now, tenth
@@ -209,9 +214,9 @@ class _Lines:
 
 
 class _Live:
-    """Progress display on a terminal: one line, which rich redraws.
+    """Progress display on a terminal: one line, which the library rich redraws.
 
-    It is redrawn from this thread only, so that the spinner turns only when work was done.
+    It is only redrawn by the thread that does the work, so that the spinner stands still when no work is done.
     """
 
     def __init__(self, progress: Progress, stream: IO[str]) -> None:
@@ -220,7 +225,7 @@ class _Live:
 
         self.progress = progress
         self.console = Console(file=stream, force_terminal=True)
-        # Other output appears above the line; standard output is not redirected when it goes to a file or a pipe.
+        # Redirected output is printed above the line. Standard output is only redirected if it is a terminal.
         ours = stream is sys.stderr
         prints = ours and _is_terminal(sys.stdout)
         line = _Line(progress)
@@ -248,7 +253,7 @@ class _Live:
 class _Line:
     """Contents of the live progress line: spinner, description, progress bar and texts.
 
-    Metrics are dropped until the line fits the terminal's width.
+    Metrics are omitted until the line fits the terminal's width.
     """
 
     frames = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -270,7 +275,7 @@ class _Line:
         least = 0 if share is None else 10
         room = options.max_width - line.cell_len - 1
         while len(parts) > 1 and sum(2 + len(part) for part in parts) + least > room:
-            # The amount and the time left are dropped last.
+            # The amount done and the remaining time are removed last.
             parts.pop(-2 if len(parts) > 2 else -1)
         if share is not None:
             width = min(32, room - sum(2 + len(part) for part in parts) - 2)

@@ -18,13 +18,13 @@ from qkv.report.tagged import kind, legend, sentence
 
 Section = Mapping[str, Any]
 _LONGEST = 600
-"""Maximum number of characters of a table cell."""
+"""Maximum number of characters in a table cell."""
 _PAIRS = 12
-"""Maximum number of confused pairs of classes listed."""
+"""Maximum number of pairs of confused classes in the list."""
 
 
 def add_sections(page: Page, sections: Sequence[Section]) -> None:
-    """Append an evaluation's detail sections to a page, each under its title.
+    """Append the detail sections of an evaluation to a page, each under its title.
 
     The "kind" of a section is a key of ``DRAWN``. Raises ``ValueError`` for an unknown kind.
     """
@@ -43,8 +43,8 @@ def add_sections(page: Page, sections: Sequence[Section]) -> None:
 def _confusion(page: Page, section: Section) -> None:
     """Append the confusion matrix ``counts[true][predicted]`` of the classes ``labels``, and per-class metrics.
 
-    The colour of a cell shows its fraction of the true class. With ``others``, the last row and column group the
-    remaining classes, and ``mistakes`` (true, predicted, count) cover all classes.
+    The colour of a cell shows its fraction of the true class. With ``others``, the last row and column combine all
+    classes that have no row of their own, and ``mistakes`` (true, predicted, count) cover all classes.
     """
     labels, counts = [str(label) for label in section["labels"]], section["counts"]
     shares = [[count / (sum(row) or 1) for count in row] for row in counts]
@@ -76,7 +76,7 @@ def _confusion(page: Page, section: Section) -> None:
 
 
 def _by_class(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[list[Any]]:
-    """Build the table rows per class: label, examples, recall, precision and F1 in percent; None if undefined."""
+    """Return a table row for each class: label, examples, recall, precision and F1 in percent; None if undefined."""
     rows: list[list[Any]] = []
     for i, label in enumerate(labels):
         hits, true, given = counts[i][i], sum(counts[i]), sum(row[i] for row in counts)
@@ -97,8 +97,8 @@ def _cut(value: Any) -> Any:
 def _pictures(page: Page, section: Section) -> None:
     """Append ``pictures`` side by side, each with ``source`` (a data URI) and ``caption``.
 
-    Optional ``heat``: matrix (rows, columns) of values from 0 to 1, drawn over the picture from its upper left corner.
-    It covers the fractions ``covered`` of the picture's height and width.
+    Optional ``heat``: matrix (rows, columns) of values from 0 to 1, drawn over the upper left part of the picture.
+    ``covered``: fractions of the picture's height and width that it covers.
     """
     figures = []
     for found in section["pictures"]:
@@ -110,14 +110,14 @@ def _pictures(page: Page, section: Section) -> None:
 
 
 def _heat(shares: Sequence[Sequence[float]], covered: Sequence[float]) -> Markup:
-    """Build the image of ``shares`` that is laid over a picture."""
+    """Build the image of the matrix ``shares`` that is laid over a picture."""
     source = "data:image/png;base64," + base64.b64encode(png(shares)).decode()
     high, wide = (f"{100 * fraction:.4g}%" for fraction in covered)
     return tag("img", src=source, alt="", class_="heat", style=f"height:{high};width:{wide}")
 
 
 def _tagged(page: Page, section: Section) -> None:
-    """Append tagged sentences: ``sentences``, each with ``words``, predicted ``tags`` and, if known, the true tags
+    """Append tagged sentences: ``sentences``, each with ``words``, predicted ``tags`` and, if available, the true tags
     ``truth``, one per word.
     """
     sentences = section["sentences"]
@@ -141,8 +141,8 @@ def _alignment(page: Page, section: Section) -> None:
 
 
 def _curves(page: Page, section: Section) -> None:
-    """Append a line chart of ``lines``, each with ``name``, ``y`` and optionally its own ``x``; optional ``x_label``
-    and ``y_label``.
+    """Append a line chart of ``lines``, each with ``name``, ``y`` and optionally its own ``x`` (default: the ``x`` of
+    the section); optional ``x_label`` and ``y_label``.
     """
     lines = [
         Line(line["name"], line.get("x", section.get("x", ())), line["y"], points=True) for line in section["lines"]
@@ -188,10 +188,10 @@ def _reliability(page: Page, section: Section) -> None:
 
 
 def reliability_chart(section: Section) -> LineChart:
-    """Build the reliability diagram of ``bins`` of confidence.
+    """Build the reliability diagram from ``bins`` of rows with similar confidence.
 
-    A bin has ``low``, ``high``, ``rows``, and mean ``confidence`` and ``accuracy``, in per cent. Optional ``before``:
-    bins before calibration, drawn as a further line.
+    A bin has ``low``, ``high``, ``rows``, and mean ``confidence`` and ``accuracy``, in percent. Optional ``before``:
+    bins before calibration, drawn as another line.
     """
     found = [("calibrated", section["bins"]), ("before calibration", section.get("before", ()))]
     found = found if section.get("before") else [("measured", section["bins"])]

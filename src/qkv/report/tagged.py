@@ -1,4 +1,4 @@
-"""Sentences with a tag below each word: coloured spans, and wrong tags beside the true ones."""
+"""Markup of sentences with a tag below each word: coloured spans, and wrong tags beside the true ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def legend(kinds: Sequence[str]) -> Markup:
 def sentence(words: Sequence[str], tags: Sequence[str], truth: Sequence[str] | None, kinds: Sequence[str]) -> Markup:
     """Build the markup of one sentence with the predicted tag below each word.
 
-    A tag that continues a span (I-) is shown by colour only. Where the true tag in ``truth`` differs, it is shown too.
+    A tag that continues a span (I-) is only shown by its colour. Where the true tag in ``truth`` differs, it is shown,
+    too.
     """
     found = [_word(word, got, wanted or got, before, kinds) for word, got, wanted, before in _walk(words, tags, truth)]
     return tag("div", *found, class_="tagged")
@@ -57,6 +58,8 @@ def _word(word: str, got: str, wanted: str, before: str, kinds: Sequence[str]) -
 
 
 def kind(label: str) -> str:
-    """Return the entity type of a BIO (or BIOES, BILOU) tag: PER for B-PER and I-PER; other tags are unchanged."""
+    """Return the entity type of a BIO (or BIOES, BILOU) tag: PER for B-PER and I-PER; other tags are returned
+    unchanged.
+    """
     head, dash, rest = label.partition("-")
     return rest if dash and head in ("B", "I", "E", "S", "L", "U") else label

@@ -20,7 +20,7 @@ Status = Literal["running", "finished", "stopped", "failed"]
 
 _TONES: dict[Status, Tone] = {"running": "accent", "finished": "good", "stopped": "", "failed": "danger"}
 _UNSEEN = ("bits_per_token", "bits_per_byte")
-"""Metrics that repeat others in less common units."""
+"""Metrics that are not shown, because they are other metrics in less common units."""
 _MOST_SAMPLES, _LONGEST_SAMPLE = 24, 6000
 
 
@@ -31,10 +31,10 @@ class TrainingRun:
     ``metrics`` are the rows of ``metrics.jsonl``: ``step``, ``time`` (seconds trained so far), ``loss`` and
     ``val_loss`` (in ``loss_unit``), further ``val_`` metrics of the task, ``lr``, ``grad_norm``, ``tokens_per_second``,
     ``event``; all are optional. ``samples`` are ``{"step", "text"}``; default: ``sample`` of the rows. ``figures`` may
-    hold ``total_steps``, ``parameters``, ``flops`` (total), ``tokens`` (total), ``characters_per_token`` (of the
-    validation text) and ``clip_norm``; missing ones are omitted from the report. ``message``: why a run stopped or
-    failed; ``usage``: (purpose, command) to use the run. ``evaluation``: ``step`` and ``splits`` of the evaluation of
-    the best weights.
+    have ``total_steps``, ``parameters``, ``flops`` (total), ``tokens`` (total), ``characters_per_token`` (of the
+    validation text) and ``clip_norm``; missing ones are omitted from the report. ``message``: reason why a run stopped
+    or failed; ``usage``: (purpose, command) to use the run. ``evaluation``: ``step`` and ``splits`` of the evaluation
+    of the best weights.
     """
 
     name: str
@@ -50,7 +50,7 @@ class TrainingRun:
     figures: Mapping[str, float] = field(default_factory=dict)
     loss_unit: str = "nats a token"
     best: str = "loss"
-    """Validation metric that selected the weights."""
+    """Validation metric that selected the best weights."""
     usage: tuple[str, str] = ("", "")
     evaluation: Mapping[str, Any] | None = None
     sections: Sequence[Mapping[str, Any]] = ()
@@ -62,12 +62,12 @@ class TrainingRun:
         return [row["step"] for row in rows], [float(row[key]) for row in rows]
 
     def last(self, key: str) -> float | None:
-        """Return the latest finite value of the metric ``key``; None if there is none."""
+        """Return the newest finite value of the metric ``key``; None if there is none."""
         return next((v for v in reversed(self.series(key)[1]) if math.isfinite(v)), None)
 
     @property
     def counted(self) -> str:
-        """Items over which the loss is averaged: tokens, examples or words."""
+        """Plural of the items over which the loss is averaged: tokens, examples or words."""
         return f"{self.loss_unit.rpartition(' ')[2]}s"
 
     @property
@@ -110,7 +110,7 @@ def training_report(run: TrainingRun) -> str:
 
 
 def cards(run: TrainingRun) -> list[Card]:
-    """Build the cards of the known key figures: losses, metrics of the task, speed, time and size."""
+    """Build the cards of the key numbers that are available: losses, metrics of the task, speed, time and size."""
     return [card for card in (_validation_card(run), *_task_cards(run), *(make(run) for make in _CARDS)) if card]
 
 
@@ -121,7 +121,7 @@ def _add_progress(page: Page, run: TrainingRun) -> None:
 
 
 def _data(run: TrainingRun) -> dict[str, Any]:
-    """Summarise the run as plain data, to embed in the page; the curves are embedded separately."""
+    """Return a summary of the run as plain data, to embed in the page; the curves are embedded separately."""
     validations = [{"step": s, "val_loss": v} for s, v in zip(*run.series("val_loss"), strict=True)]
     told = {
         "name": run.name,
@@ -139,7 +139,9 @@ def _data(run: TrainingRun) -> dict[str, Any]:
 
 
 def _what_happened(run: TrainingRun) -> list[str]:
-    """Describe how the run ended: its message, and the step of the first non-finite loss if the message lacks it."""
+    """Return sentences on how the run ended: its message, and the step of the first non-finite loss if the message does
+    not name it.
+    """
     told = [run.message] if run.message else []
     steps, losses = run.series("loss")
     bad = next((step for step, loss in zip(steps, losses, strict=True) if not math.isfinite(loss)), None)
@@ -184,7 +186,9 @@ def _train_loss_card(run: TrainingRun) -> Card | None:
 
 
 def _task_cards(run: TrainingRun) -> list[Card]:
-    """Build the cards of the task's metrics: from the final evaluation, or before it from the last validation."""
+    """Build the cards of the task's metrics from the final evaluation, or from the last validation if there is none
+    yet.
+    """
     if run.evaluation:
         return headline(run.evaluation["splits"])
     known = [(name, run.last(f"val_{name}")) for name in run.measured if name not in _UNSEEN]

@@ -1,4 +1,4 @@
-"""Evaluation of models and runs on held-out data: the loss and the task's other metrics."""
+"""Evaluation of models and runs on held-out data: the loss and the other metrics of the task."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ from qkv.tasks.task import Evaluation, Task, Totals
 
 
 class Figures(dict[str, float]):
-    """Metrics of an evaluation by name, shown in notebooks with the name ``part`` of the data and the ``notes``.
-
-    ``evaluation``: the whole result, with the sections of a report.
+    """Metrics of an evaluation by name; notebooks show them with the name of the split (``part``) and the ``notes``.
+    ``evaluation``: the complete result, including the sections of a report.
     """
 
     def __init__(self, evaluation: Evaluation, part: str):
@@ -49,8 +48,8 @@ def measure(
     number_format: str,
     stop: Callable[[], bool] = lambda: False,
 ) -> Totals | None:
-    """Sum losses and hits of the task over ``batches``, without dropout, in the precision ``number_format`` ("fp32",
-    "bf16"); None if ``stop`` returned True.
+    """Sum the losses and correct predictions of the task over ``batches``, without dropout, in the precision
+    ``number_format`` ("fp32", "bf16"); None if ``stop`` returned True.
     """
     device = model.device
     seen = Totals()
@@ -64,7 +63,7 @@ def measure(
 
 
 def never() -> bool:
-    """Default stop condition of evaluations: never stop."""
+    """Return False: the default stop condition of evaluations."""
     return False
 
 
@@ -77,11 +76,11 @@ def evaluate_split(
     batches: int | None = None,
     stop: Callable[[], bool] = never,
 ) -> Evaluation | None:
-    """Evaluate ``model`` on one split: metrics with the number of targets and the seconds taken, and details for the
-    report; None if ``stop`` returned True.
+    """Evaluate ``model`` on one split: metrics, including the number of targets and the seconds taken, and details for
+    the report; None if ``stop`` returned True.
 
-    ``batches``: None evaluates the whole split and the task's further metrics; a number evaluates that many batches,
-    evenly spaced.
+    ``batches``: None evaluates the whole split and all metrics of the task; a number evaluates that many batches,
+    evenly spaced, and omits metrics that need the whole split.
     """
     began = time.perf_counter()
     seen = measure(model, task, dataset.rows(split, batches), recipe.training.precision, stop)
@@ -100,28 +99,28 @@ def evaluate_split(
 
 
 def held_out(dataset: Dataset) -> tuple[str, ...]:
-    """Return the names of the splits of the final evaluation: validation, and test if present."""
+    """Return the names of the splits that the final evaluation uses: validation, and test if present."""
     return tuple(split for split in (VALIDATION, TEST) if split in dataset.splits)
 
 
 def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None, data: str | None = None) -> Evaluation:
-    """Evaluate ``run`` on one split of its data, or on the file ``data``: metrics with the number of targets and the
-    seconds taken, and details.
+    """Evaluate ``run`` on one split of its data, or on the file ``data``: metrics, including the number of targets and
+    the seconds taken, and details for the report.
 
-    ``batches`` None evaluates all data and the task's further metrics; a number evaluates that many batches, evenly
-    spaced. Baselines are fitted on the run's training split only, and omitted, with a note, if it is no longer
-    available. Raises ``UserError``.
+    ``batches``: None evaluates all data and all metrics of the task; a number evaluates that many batches, evenly
+    spaced, and omits metrics that need all data. Baselines are fitted on the run's training split only; if it is no
+    longer available, they are omitted, with a note. Raises ``UserError``.
     """
     task, own, notes = task_of(run), None, []
     try:
-        # Columns that the caller chose apply to the file ``data``, not to the run's own data.
+        # The caller's choice of columns applies to the file ``data``, not to the data that the run was trained on.
         trained = read_recipe(run.folder) if data is not None and (run.folder / SPEC).is_file() else run.recipe
         own = task.open(trained, run.vocabulary)
         notes += _changed_since(run, own)
     except UserError as error:
         if data is None or task.spec.reads == "nothing":
             raise
-        notes.append(f"the run's own data cannot be opened ({error}){_NO_BASELINES}")
+        notes.append(f"the data that the run was trained on cannot be opened ({error}){_NO_BASELINES}")
     dataset = own if data is None else task.open_other(run.recipe, run.vocabulary, data, own)
     assert dataset is not None
     if data is None and split == VALIDATION:
@@ -134,11 +133,11 @@ def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None, data
     return replace(evaluation, notes=[*evaluation.notes, *(dataset.notes if data is not None else ()), *notes])
 
 
-_NO_BASELINES = ", so baselines fitted on its training part are omitted"
+_NO_BASELINES = ", so baselines fitted on its training split are omitted"
 
 
 def _changed_since(run: Run, own: Dataset) -> list[str]:
-    """Return notes for the user if the data ``own`` changed since the run was trained; baselines are then not
+    """Return notes for the user if the data ``own`` changed since the run was trained; in that case, no baselines are
     fitted.
     """
     state = newest_state(run.folder / "resume")
@@ -146,4 +145,4 @@ def _changed_since(run: Run, own: Dataset) -> list[str]:
         return []
     if isinstance(own, ExampleDataset):
         own.fitted_on = None
-    return [f"the data {own.name!r} is not as it was in training{_NO_BASELINES}"]
+    return [f"the data {own.name!r} has changed since training{_NO_BASELINES}"]

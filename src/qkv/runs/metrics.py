@@ -1,4 +1,4 @@
-"""Metrics of a run: the rows of ``metrics.jsonl``, and the plan of a time budget in them."""
+"""Metrics of a run: the rows of ``metrics.jsonl``, including the plan of a run with a time budget."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from qkv.spec.errors import UserError
 
 METRICS = "metrics.jsonl"
 PLANNED, EXPECTED, TAKEN = "planned_steps", "planned_seconds", "taken_seconds"
-"""Keys of metrics rows of a run with a budget: planned steps, expected seconds of the whole run, and seconds taken."""
+"""Keys in metrics rows of a run with a time budget: planned steps, expected seconds of the whole run, actual seconds of
+the whole run.
+"""
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """Read the rows of the ``metrics.jsonl`` of a run folder; empty if there is none. Raises UserError if the file is
-    malformed.
+    """Read the rows of ``metrics.jsonl`` in a run folder; empty if the file does not exist. Raises UserError if the
+    file is malformed.
     """
     try:
         return read_metrics(folder / METRICS)
@@ -27,19 +29,19 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def is_planned(folder: Path) -> bool:
-    """True if the run's metrics contain a plan for its time budget."""
+    """Return True if the run's metrics contain a plan for its time budget."""
     return any(PLANNED in row for row in rows_of(folder))
 
 
 def steps_in_all(rows: list[dict[str, Any]], most: int) -> int:
-    """Return the total number of steps by the newest plan in the metrics ``rows``; ``most`` (the recipe's number)
-    without a plan.
+    """Return the total number of steps in the newest plan in the metrics ``rows``; without a plan ``most``, the number
+    in the recipe.
     """
     return next((row[PLANNED] for row in reversed(rows) if PLANNED in row), most)
 
 
 def times(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return (label, duration) of the expected and actual time of a run with a time budget, as text for a table."""
+    """Return (label, duration) of the expected and the actual time of a run with a time budget, as text for a table."""
     told = [
         ("expected before the start" if not row["step"] else f"expected after {row['step']:,} steps", row[EXPECTED])
         for row in rows

@@ -1,4 +1,4 @@
-"""Quantising a run: a new run folder with weights in fewer bits, and their effect on the held-out metrics."""
+"""Quantise a run: write a new run folder with weights in fewer bits, and measure the effect on the held-out metrics."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _KEPT = (CALIBRATION, "pretrained")
 
 @dataclass(frozen=True)
 class QuantizedRun:
-    """Result of quantising a run: the new ``run``, and its ``figures`` "before" and "after": the metrics of the task on
-    held-out data, where there is any, and ``bytes`` of the weights. ``notes``: sentences on the measurement.
+    """Result of quantising a run: the new ``run``, and its ``figures`` "before" and "after". Each has the metrics of
+    the task on held-out data, if there is any, and ``bytes`` of the weights. ``notes``: sentences on the measurement.
     """
 
     run: Run
@@ -54,7 +54,7 @@ class QuantizedRun:
 
     @property
     def rows(self) -> list[list[str]]:
-        """Table of the figures before and after, one row per figure, as text."""
+        """Rows of a table as text: name, value before, value after, change; one row per metric."""
         before, after = self.figures[BEFORE], self.figures[AFTER]
         return [_row(name, before[name], after[name]) for name in before if name in after]
 
@@ -68,11 +68,11 @@ def quantize(
     batches: int | None = None,
     copy: bool = False,
 ) -> QuantizedRun:
-    """Write the run or published checkpoint ``source`` with weights in ``bits`` 16, 8 or 4 to the new folder ``out``.
+    """Write the run or published checkpoint ``source`` with weights in 16, 8 or 4 ``bits`` to the new folder ``out``.
 
-    group: weights per scale, see ``Quantization``. data: file to measure both on (default: the run's validation data;
-    a checkpoint without data is not measured). batches: number of evenly spaced batches; None: all. copy: as for
-    ``load``. A ``Run`` that is given keeps its weights as they are. Raises ``UserError``.
+    group: number of weights per scale, see ``Quantization``. data: file to evaluate both on (default: the run's
+    validation data; a checkpoint without data is not evaluated). batches: number of evenly spaced batches; None: all.
+    copy: as for ``load``. If ``source`` is a ``Run``, its weights in memory are not changed. Raises ``UserError``.
     """
     part = Quantization.parse({"bits": bits, "group": group}, "quantize")
     place = source.folder if isinstance(source, Run) else source
@@ -82,7 +82,7 @@ def quantize(
             f"{old.folder} is already quantised to {old.recipe.quantized.bits} bits; quantise the original run"
         )
     if batches is not None and batches < 1:
-        raise UserError(f"batches: {quoted(batches)} given; give at least 1, or leave it out for all data")
+        raise UserError(f"batches: {quoted(batches)} given; give at least 1, or omit it to use all data")
     folder = _new(Path(out))
     before, notes = _figures(load(place, copy=copy), data, batches)
     write_quantized(old, part, folder)
@@ -108,7 +108,7 @@ def _new(folder: Path) -> Path:
 
 
 def _recipe(recipe: Recipe, part: Quantization) -> Recipe:
-    """Return the recipe of the quantised run; adapters are merged into its weights."""
+    """Return the recipe of the quantised run, without adapters, which are merged into its weights."""
     training = recipe.training.changed(adapt=Whole(), frozen=(), rates={})
     return recipe.changed(quantized=part, training=training, result=None, published=(), typed=())
 

@@ -1,4 +1,4 @@
-"""Trained runs: loading from a folder, and evaluation on held-out data."""
+"""Trained run: its model, recipe, vocabulary and metrics."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from qkv.tokenizers.tokenizer import Tokenizer
 @dataclass(frozen=True)
 class Run:
     """Trained run, loaded from its folder. ``model`` has the best weights, by held-out loss or the metric that the
-    recipe names, and ``step`` is their step. ``ignored``: (key, reason) of each setting in a published folder that was
-    not used.
+    recipe names; ``step`` is the step of these weights. ``ignored``: (key, reason) of each setting in a published
+    folder that was not used.
     """
 
     folder: Path
@@ -35,12 +35,12 @@ class Run:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the text that the model generates, or of its input if it generates none."""
+        """Tokenizer of the text that the model generates, or of its input if it generates no text."""
         return self.vocabulary.target
 
     @property
     def val_loss(self) -> float | None:
-        """Held-out loss of ``model``, as measured in training; None if not measured."""
+        """Held-out loss of ``model``, as measured during training; None if not measured."""
         return next(
             (row["val_loss"] for row in reversed(self.metrics) if row.get("step") == self.step and "val_loss" in row),
             None,
@@ -48,13 +48,13 @@ class Run:
 
     @property
     def temperature(self) -> float:
-        """Temperature of the probabilities of these weights, fitted after training; 1 if there is none."""
+        """Temperature of the probabilities of these weights, fitted after training; 1 if none was fitted."""
         return read_temperature(self.folder, self.step)
 
     @property
     def evaluation(self) -> dict[str, Any] | None:
-        """Stored final evaluation of these weights: ``step``, and ``figures`` (metrics), ``sections`` and ``notes`` by
-        split; None if missing.
+        """Stored final evaluation of these weights; None if missing. ``step``, and for each split ``figures``
+        (metrics), ``sections`` and ``notes``.
         """
         return read_evaluation(self.folder, self.step)
 

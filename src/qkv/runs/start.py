@@ -1,11 +1,11 @@
 """Training that starts from the weights of another run or of a published checkpoint: pretraining, then fine-tuning
-(Howard & Ruder 2018; Devlin et al. 2019).
+(Howard & Ruder 2018; Devlin et al. 2019). "Start" is that run or checkpoint.
 
 Model settings that the recipe omits, or leaves at their defaults, are taken from the start, with the head that the task
-needs; likewise the settings of its processor (size, mean and deviation of images). All tensors of the stack are copied,
+needs; so are the settings of its processor (size, mean and deviation of images). All tensors of the stack are copied,
 so the architectures must agree. Of embedding tables, the rows that both models have are copied: a vocabulary may gain
 special tokens, and a position table may be longer or shorter; new rows are initialised at random. Position vectors on
-another grid, of images of another size, are resampled (Dosovitskiy et al. 2021). A head of another kind is initialised
+another grid, for images of another size, are resampled (Dosovitskiy et al. 2021). A head of another kind is initialised
 at random.
 """
 
@@ -54,14 +54,14 @@ from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 
 _HEAD = "head."
 _OWN = (_HEAD, "wide.")
-"""Prefixes of weights that belong to a task, not to the stack."""
+"""Prefixes of the names of weights that belong to a task, not to the stack."""
 _MARKS = ("begin", "framed")
-"""Settings of text-to-text tasks that determine begin tokens and special tokens."""
+"""Settings of text-to-text tasks that determine the begin tokens and special tokens of a text."""
 
 
 class StartModel(NamedTuple):
     """Model, tokenizers and processors of the run or checkpoint that a recipe fine-tunes. ``model`` is None if the
-    folder holds weights without a spec; ``tokenizer`` is None if it neither reads nor writes text.
+    folder holds weights without a spec; ``tokenizer`` is None if the model neither reads nor generates text.
     """
 
     model: Model | None
@@ -71,23 +71,25 @@ class StartModel(NamedTuple):
     """Heads of a published checkpoint, by kind of head."""
     task: Task | None = None
     inputs: Mapping[str, Processor | TokenizerSpec] = MappingProxyType({})
-    """Fitted processor, or for a text the tokenizer, of each input by name; empty for a single text."""
+    """Fitted processor of each input by name, or its tokenizer if the input is a text; empty if a text is the only
+    input.
+    """
     ends: tuple[int, ...] = ()
-    """Ids of tokens that end a text of a language model."""
+    """Ids of the tokens that end a text of a language model."""
 
     @property
     def processor(self) -> Processor | None:
-        """Processor of a single input that is not text."""
+        """Processor of the only input, if it is not text; else None."""
         reader = self.inputs.get(INPUT)
         return reader if isinstance(reader, Processor) else None
 
 
 def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
-    """Fill in a recipe's tokenizer or processor, and its model, from its ``start``, a run or checkpoint. When the run
-    ``known`` is resumed, fill them in from its recipe instead.
+    """Fill in a recipe's tokenizer or processor, and its model, from the run or checkpoint that its ``start`` names.
+    When the run ``known`` is resumed, fill them in from the recipe ``known`` instead.
 
-    Raises ``UserError`` if the start does not exist, another tokenizer or another kind of processor is given, or the
-    model does not fit the task.
+    Raises ``UserError`` if the start does not exist, if the recipe has another tokenizer or another kind of processor,
+    or if the model does not fit the task.
     """
     check_trainable(recipe, recipe.name or "the recipe")
     source = recipe.start.checkpoint
@@ -109,7 +111,7 @@ def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
 
 
 def find_start(source: str) -> StartModel:
-    """Read model and tokenizers of a run folder, a folder in Hugging Face format, or a published name. Raises
+    """Read model spec and tokenizers of a run folder, a folder in Hugging Face format, or a published name. Raises
     ``UserError``.
     """
     folder = Path(source).expanduser()
@@ -135,12 +137,14 @@ def find_start(source: str) -> StartModel:
         ends = named_ends(published.folder, published.config()) if model.encoder is None else ()
         return StartModel(model, tokenizer, None, heads, task, ends=ends)
     raise UserError(
-        f"start: {source!r} holds no {WEIGHTS}, so it is no trained run, and no {CONFIG} of a published checkpoint"
+        f"start: {source!r} is neither a trained run nor a published checkpoint: it holds no {WEIGHTS} and no {CONFIG}"
     )
 
 
 def _inputs(data: Data, folder: Path) -> dict[str, Processor | TokenizerSpec]:
-    """Read the fitted processors and the tokenizer of the inputs of the run in ``folder``; empty for a single text."""
+    """Read the fitted processors and the tokenizer of the inputs of the run in ``folder``; empty if a text is the only
+    input.
+    """
     if not data.processors and not data.inputs:
         return {}
     fitted, tokenizer = Vocabulary.load(folder).processors, TokenizerFile(path=str(folder / FILE_NAME))
@@ -148,17 +152,17 @@ def _inputs(data: Data, folder: Path) -> dict[str, Processor | TokenizerSpec]:
 
 
 def check_trainable(recipe: Recipe, place: str) -> None:
-    """Raise ``UserError`` if the weights at ``place`` are quantised: rounding would discard the steps of training."""
+    """Raise ``UserError`` if the weights at ``place`` are quantised: rounding would undo small training steps."""
     if recipe.quantized is not None:
         raise UserError(
-            f"{place} has weights in {recipe.quantized.bits} bits, which cannot be trained; "
-            "train or fine-tune the run that it was made from, and quantise the result"
+            f"{place} is quantised to {recipe.quantized.bits} bits and cannot be trained; "
+            "train or fine-tune the original run, and quantise the result"
         )
 
 
 def _opened(source: str) -> tuple[PublishedCheckpoint, SentencePooling | None]:
-    """Open the published checkpoint ``source``; return it with the pooling of its sentence-transformers files, if it
-    has any.
+    """Open the published checkpoint ``source``; return it with the pooling of its sentence-transformers files, None
+    without such files.
     """
     said = read_pooling(Path(source).expanduser())
     published = open_checkpoint(said.body if said else source)
@@ -176,8 +180,8 @@ def _is_run(folder: Path) -> bool:
 
 
 def with_inputs_of(start: StartModel, data: Data, source: str) -> Data:
-    """Return a copy of ``data`` with the inputs of ``start``; settings that ``data`` gives take precedence. ``source``:
-    name of the start. Raises ``UserError`` if inputs differ in name or kind.
+    """Return a copy of ``data`` with the inputs of ``start``; settings of ``data`` take precedence. ``source``: name of
+    the start. Raises ``UserError`` if inputs differ in name or kind.
     """
     if not data.inputs and (not start.inputs or INPUT in start.inputs):
         return _with_processor_of(start, data, source)
@@ -187,36 +191,38 @@ def with_inputs_of(start: StartModel, data: Data, source: str) -> Data:
     if set(readers) != set(start.inputs):
         names = ", ".join(readers)
         others = ", ".join(each.kind if name == INPUT else name for name, each in start.inputs.items()) or "one text"
-        raise UserError(f"data.inputs: {names} given, and the start {source!r} reads {others}; leave the key out")
+        raise UserError(f"data.inputs: {names} given, but the start {source!r} reads {others}; omit the key")
     return data.changed(inputs={name: _continue(name, readers[name], start.inputs[name], source) for name in readers})
 
 
 def _continue(name: str, reader: Any, start: Any, source: str) -> Any:
-    """Return ``reader`` of the input ``name`` with settings of the start's. Raises ``UserError`` for another kind."""
+    """Return ``reader``, the processor or tokenizer of the input ``name``, completed with settings of ``start``. Raises
+    ``UserError`` if it is of another kind.
+    """
     if isinstance(reader, Processor) and isinstance(start, type(reader)):
         return reader.following(start)
     if reader == start:
         return reader
     raise UserError(
-        f"data.inputs.{name}: {reader.kind} given, and the start {source!r} reads {start.kind} of its own; "
-        "leave data.inputs out"
+        f"data.inputs.{name}: {reader.kind} given, but the start {source!r} reads {start.kind} with its own settings; "
+        "omit data.inputs"
     )
 
 
 def _with_processor_of(start: StartModel, data: Data, source: str) -> Data:
-    """Return a copy of ``data`` with the processor of ``start``; settings that ``data`` gives take precedence.
-    ``source``: name of the start. Raises ``UserError`` if both read different kinds of signals.
+    """Return a copy of ``data`` with the processor of ``start``; settings of ``data`` take precedence. ``source``: name
+    of the start. Raises ``UserError`` if both read different kinds of signals.
     """
     found, given = start.processor, data.processor
     stack = start.model and (start.model.encoder or start.model)
     needed = stack and stack.frontend.processor
     if given is not None and start.model and not (needed and isinstance(given, needed)):
         read = "text" if needed is None else needed.kind
-        raise UserError(f"data.processor: the data are read as {given.kind}, and the start {source!r} reads {read}")
+        raise UserError(f"data.processor: the data are read as {given.kind}, but the start {source!r} reads {read}")
     if needed is not None and given is None and found is None:
         raise UserError(
             f"start: {source!r} holds no {PREPROCESSOR}, so it is not known how {needed.kind} are resized and "
-            "standardised; put that file there, or give data.processor"
+            "standardised; add that file, or set data.processor"
         )
     if given is None or found is None:
         return data if found is None else data.changed(processor=found)
@@ -229,15 +235,15 @@ def _with_tokenizers(recipe: Recipe, start: StartModel) -> Recipe:
         return recipe
     if given not in (tokenizer, Data.model_fields["tokenizer"].default):
         raise UserError(
-            f"data.tokenizer: {given.kind!r} would give other ids than those of the vectors in "
-            f"{recipe.start.checkpoint!r}; leave the key out, and its tokenizer is taken"
+            f"data.tokenizer: {given.kind!r} differs from the tokenizer of {recipe.start.checkpoint!r}, so its token "
+            "ids do not fit the embeddings; omit the key to use the tokenizer of the start"
         )
     return recipe.changed(data=recipe.data.changed(tokenizer=tokenizer, target_tokenizer=target))
 
 
 def _written_alike(task: Task, start: Task) -> Task:
-    """Return ``task`` with the begin and end tokens that the model of ``start`` learned, unless the recipe sets
-    them.
+    """Return ``task`` with the begin and end tokens of the task ``start``, with which the model was trained, unless the
+    recipe sets them.
     """
     both = [name for name in _MARKS if name in type(task).model_fields and name in type(start).model_fields]
     return task.changed(
@@ -260,15 +266,15 @@ def _described(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Model
 
 
 def _open(frontend: Any) -> Any:
-    """Return the front end without a fixed vocabulary size; the tokenizer then sets the size, and special tokens may
-    enlarge it.
+    """Return the front end without a fixed vocabulary size, which the tokenizer then determines; special tokens may
+    increase it.
     """
     return frontend.unsized()
 
 
 def _head(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Head:
-    """Choose the head spec: the recipe's; else the start's if it suits the task, the head in ``heads``, or a new
-    head.
+    """Choose the head spec: the recipe's head if set; else the start's head if it suits the task; else the head in
+    ``heads``; else a new head.
     """
     own, kind = recipe.model.head, recipe.task.head
     if own != LanguageModelHead():
@@ -305,12 +311,14 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
         _take(own[name], tensors[name], name, source, stored[name])
     some = _part_of_head(own, published, model) if published and not fits else set()
     rest = "" if fits else f"; its head is initialised at random{', except ' * bool(some)}{', '.join(sorted(some))}"
-    begun = f"the model starts with the weights of {source!r}{rest}"
+    begun = f"the model is initialised with the weights of {source!r}{rest}"
     return [begun, *resampled, *_told(model, pooling, source), *_new_rows(model, own, tensors)]
 
 
 def _told(model: Transformer, pooling: SentencePooling | None, source: str) -> list[str]:
-    """Describe a pooling of sentence-transformers, and modules of the folder that the model lacks, in a sentence."""
+    """Return notices on the pooling of a sentence-transformers folder, and on modules of the folder that the model
+    lacks.
+    """
     head = model.spec.head
     if pooling is None or not isinstance(head, Pooled):
         return []
@@ -323,8 +331,8 @@ def _told(model: Transformer, pooling: SentencePooling | None, source: str) -> l
 
 @torch.no_grad()
 def _part_of_head(own: dict[str, Tensor], published: PublishedCheckpoint, model: Transformer) -> set[str]:
-    """Copy head tensors that a published checkpoint has although it was saved with another head (such as a pooler);
-    return their names.
+    """Copy head tensors that a published checkpoint contains although it was saved with another head (such as a
+    pooler); return their names.
     """
     found = head_tensors(published, model)
     for name, tensor in found.items():
@@ -334,17 +342,19 @@ def _part_of_head(own: dict[str, Tensor], published: PublishedCheckpoint, model:
 
 
 _LayoutOf = Callable[[str], Layout]
-"""Function from the name of a start's tensor to its layout."""
+"""Function that maps the name of a tensor of the start to its layout."""
 
 
 def _of_published(published: PublishedCheckpoint) -> tuple[dict[str, Tensor], _LayoutOf]:
-    """Read (weights of a published checkpoint by name, function that returns their layouts)."""
+    """Read (name -> weights of a published checkpoint, function that returns the layout of each)."""
     model = read_published(published, "fp32").model
     return weights(model), lambda name: layouts(model)[name]
 
 
 def _of_run(folder: Path) -> tuple[dict[str, Tensor], _LayoutOf]:
-    """Read (weights of the run in ``folder`` by name, with adapters merged; function that returns their layouts)."""
+    """Read (name -> weights of the run in ``folder``, with adapters merged; function that returns the layout of
+    each).
+    """
     tensors, metadata = read_tensors(folder / WEIGHTS)
     recipe = read_recipe(folder) if (folder / SPEC).is_file() else None
     check_unedited(metadata.get(MADE_WITH), recipe, folder)
@@ -364,8 +374,8 @@ def _resampled(table: Tensor, before: Layout, after: Layout, name: str, source: 
     found = regridded(table, before, after)
     if found is None:
         raise UserError(
-            f"start: {name!r} belongs to a grid of {_grid(after)} positions, and that of {source!r} cannot be "
-            "resampled to it"
+            f"start: {name!r} has a grid of {_grid(after)} positions, to which the positions of {source!r} cannot be "
+            "resampled"
         )
     return found
 
@@ -379,7 +389,7 @@ def _grid(layout: Layout) -> str:
 
 
 def _fits(layout: Layout, own: Tensor, given: Tensor) -> bool:
-    """True if ``given`` can be copied to ``own``: both have the same shape, or are tables with rows of the same
+    """Return True if ``given`` can be copied to ``own``: both have the same shape, or are tables with rows of the same
     shape.
     """
     if layout.kind == "rows":
@@ -388,7 +398,7 @@ def _fits(layout: Layout, own: Tensor, given: Tensor) -> bool:
 
 
 def _new_rows(model: Transformer, own: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[str]:
-    """Describe the token embeddings that have more rows than in the start, in sentences."""
+    """Return notices on token embeddings that have more rows than those of the start."""
     stacks = {"": model, "encoder.": model.encoder}
     paths = (
         f"{path}frontend.table"
@@ -408,19 +418,18 @@ def _check_names(own: set[str], there: set[str], source: str) -> None:
     missing, left = sorted(own - there), sorted(there - own)
     if missing:
         raise UserError(
-            f"start: the model has {missing[0]!r}, and the run {source!r} does not; "
+            f"start: the model has the tensor {missing[0]!r}, but {source!r} does not; "
             f"{nearest(missing[0], left or there)}"
         )
     if left:
         raise UserError(
-            f"start: the run {source!r} has {left[0]!r}, and the model has no place for it; "
-            "give the model the settings of that run"
+            f"start: {source!r} has the tensor {left[0]!r}, but the model does not; use the model settings of the start"
         )
 
 
 @torch.no_grad()
 def _take(own: Tensor, given: Tensor, name: str, source: str, layout: Layout) -> None:
-    """Copy the tensor ``given`` to ``own``; of tables with different numbers of rows, the first rows that both have."""
+    """Copy the tensor ``given`` to ``own``; of tables with different numbers of rows, copy the rows that both have."""
     if own.shape == given.shape:
         own.copy_(given)
     elif _fits(layout, own, given):
@@ -428,6 +437,6 @@ def _take(own: Tensor, given: Tensor, name: str, source: str, layout: Layout) ->
         own[:rows] = given[:rows].to(own)
     else:
         raise UserError(
-            f"start: {name!r} has the shape {tuple(own.shape)} here and {tuple(given.shape)} in the run {source!r}; "
-            "give both the same sizes"
+            f"start: {name!r} has the shape {tuple(own.shape)} in the model and {tuple(given.shape)} in {source!r}; "
+            "use the same sizes in both"
         )

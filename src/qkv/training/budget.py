@@ -1,5 +1,5 @@
-"""Time budget of a run: planned from a rehearsal, revised after the first updates, saved before it takes effect, and
-reported.
+"""Time budget of a run: plan the number of steps after a rehearsal, revise the plan after the first updates, and save
+each plan before it is used.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from qkv.training.watch.events import Planned
 
 
 class Budget:
-    """Time budget of a run: holds the current ``plan`` of its number of steps, so that it ends within
-    ``training.minutes``, and revises the plan after the first updates.
+    """Holder of the current ``plan``: the number of steps with which a run ends within ``training.minutes``. The plan
+    is revised once, after the first updates.
 
     ``saved``: plan stored in the checkpoint that the run resumes from, or None.
     """
@@ -40,8 +40,10 @@ class Budget:
         return self.plan.after(done)
 
     def begin(self, rehearse: Callable[[], Costs], spent: Callable[[], float]) -> None:
-        """Make the first plan before training, unless one was loaded. ``rehearse``: function that measures the costs;
-        ``spent``: function that returns the seconds since the run began.
+        """Make the first plan before training, unless a plan was loaded.
+
+        ``rehearse``: function that measures the costs; ``spent``: function that returns the seconds since the run
+        began.
         """
         if not self._decided:
             costs = rehearse()
@@ -56,9 +58,9 @@ class Budget:
             self._updates, self._seconds = self._updates + 1, self._seconds + seconds
 
     def check(self, done: int, spent: float) -> bool:
-        """Revise the plan once, after update ``plan.check``, unless a revised plan was loaded.
+        """Revise the plan if ``done``, the number of updates so far, is ``plan.check`` and no revised plan was loaded.
 
-        True if a revised plan takes effect after update ``done``. ``spent``: seconds since the run began.
+        Returns True if a revised plan applies from this update on. ``spent``: seconds since the run began.
         """
         if self.plan.asks(done):
             costs = replace(self.plan.costs, step=self._seconds / self._updates)

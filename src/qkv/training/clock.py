@@ -1,4 +1,4 @@
-"""Clock of training, in a module of its own so that tests can replace it."""
+"""Clock of training, in a separate module so that tests can replace it."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import time
 
 
 def seconds() -> float:
-    """Return the seconds since an arbitrary fixed moment; only differences mean something."""
+    """Return the seconds since an arbitrary fixed moment; only differences between two calls have a meaning."""
     return time.perf_counter()

@@ -1,4 +1,4 @@
-"""Comparison of runs: settings in which their recipes differ, and their results."""
+"""Compare runs: the settings in which their recipes differ, and their results."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ Values = tuple[Any, ...]
 class Facts:
     """Recipe, results and environment of one run, read from its folder without loading the model.
 
-    rows: its metrics rows.   figures: metrics of the best weights, "split.metric" -> value.   counts: steps, time,
-    parameters, FLOPs.
+    rows: rows of its ``metrics.jsonl``.   figures: metrics of the best weights, "split.metric" -> value.   counts:
+    steps, time in seconds, parameters, FLOPs.   machine: versions, processor, device and threads.
     """
 
     folder: Path
@@ -49,7 +49,8 @@ class Facts:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of runs. Values are in the order of ``runs``; None: the run has no such setting or metric.
+    """Comparison of runs. Each tuple of values has one value per run, in the order of ``runs``; None if the run has no
+    such setting or metric.
 
     settings: dotted path -> values, where recipes differ.   figures: "split.metric" -> values.   counts: steps, best
     step, seconds, parameters, FLOPs.   machine: versions, processor, device and threads, where they differ.
@@ -84,8 +85,9 @@ class Comparison:
 def compare_runs(*runs: Run | str | Path) -> Comparison:
     """Compare two or more runs: the settings in which they differ, and their results.
 
-    Results are the final evaluation of the best weights, or without one their validation in training. A run may be
-    unfinished. Raises ``UserError`` for fewer than two runs, a run that is given twice, or a folder without a run.
+    Results are the metrics of the best weights in the final evaluation, or in their validation during training if there
+    is no final evaluation. Unfinished runs are allowed. Raises ``UserError`` for fewer than two runs, a duplicate run,
+    or a folder without a run.
     """
     folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
     if len(folders) < 2:
@@ -131,8 +133,8 @@ def facts_of(folder: Path) -> Facts:
 def settings_that_differ(recipes: Sequence[Recipe]) -> dict[str, Values]:
     """Return the settings in which ``recipes`` differ: dotted path -> values.
 
-    Parts of different kinds have different options. Such an option is listed only if it differs from its default in at
-    least one recipe.
+    Parts of different kinds have different options. Such an option is only listed if at least one recipe sets it to a
+    value other than its default.
     """
     whole = [dict(_flat(_compared(recipe.to_dict()))) for recipe in recipes]
     given = [dict(_flat(_compared(recipe.essential()))) for recipe in recipes]
@@ -143,9 +145,7 @@ def settings_that_differ(recipes: Sequence[Recipe]) -> dict[str, Values]:
 
 
 def _above(path: str) -> set[str]:
-    """Return the paths of the parts that contain the setting at ``path``; ``_flat`` stores the kind of a part under the
-    part's path.
-    """
+    """Return the paths of the parts that contain the setting at ``path``: "a" and "a.b" for "a.b.c"."""
     parts = path.split(".")
     return {".".join(parts[:end]) for end in range(1, len(parts))}
 
@@ -155,8 +155,8 @@ def _compared(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted path, value) for all leaves of plain data; the kind of a part is yielded with the path of the
-    part.
+    """Yield (dotted path, value) for all leaves of plain data. The kind of a part has the path of the part, such as
+    ``model.norm`` instead of ``model.norm.kind``.
     """
     if isinstance(value, dict) and value:
         for key, inner in value.items():
@@ -169,7 +169,9 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _figures(folder: Path, rows: list[dict[str, Any]], best: int | None) -> dict[str, float]:
-    """Return the metrics of the weights of step ``best``: "split.metric" -> value."""
+    """Return the metrics of the weights of step ``best``, from the final evaluation or else from the validation at that
+    step: "split.metric" -> value.
+    """
     evaluation = read_evaluation(folder, best) if best is not None else None
     if evaluation is not None:
         splits = {split: found["figures"] for split, found in evaluation["splits"].items()}
@@ -192,13 +194,15 @@ def _parameters(recipe: Recipe) -> int | None:
 
 
 def validations(rows: list[dict[str, Any]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return (steps, losses) of the validations in ``rows``, the metrics of a run."""
+    """Return (steps, losses) of the validations in ``rows``, the rows of a run's ``metrics.jsonl``."""
     found = [(row["step"], row["val_loss"]) for row in rows if row.get("val_loss") is not None]
     return tuple(step for step, _ in found), tuple(value for _, value in found)
 
 
 def _side_by_side(tables: Sequence[dict[str, Any]]) -> dict[str, Values]:
-    """Return the values of several mappings by key; keys whose values are all None are omitted."""
+    """Return key -> tuple of the values in all ``tables``, None where a table lacks the key; keys whose values are all
+    None are omitted.
+    """
     names = dict.fromkeys(name for table in tables for name in table)
     found = {name: tuple(table.get(name) for table in tables) for name in names}
     return {name: values for name, values in found.items() if any(value is not None for value in values)}

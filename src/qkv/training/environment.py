@@ -1,8 +1,8 @@
-"""Environment of a run that affects the last digits of its results: versions, processor, threads, and op
-implementations.
+"""Environment of a run that affects the last digits of its results: versions, processor, threads, and the chosen
+implementation of each op.
 
-Ops measure which of their implementations is fastest, and a measurement can differ at the next start. The choices are
-therefore saved in the run folder as soon as they are made, and later starts in that folder reuse them.
+Ops measure which of their implementations is fastest, and the outcome can differ when training resumes. The choices are
+therefore saved in the run folder as soon as they are made, and reused when training resumes in that folder.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ FILE = "surroundings.json"
 
 
 class Environment:
-    """Environment of a run (versions, processor, implementations chosen by ops in the run's ``table``), stored in
-    ``folder`` so that later starts repeat results exactly.
+    """Environment of a run: versions, processor, and the op implementations chosen in ``table``. Stored in ``folder``,
+    so that a resumed run repeats results exactly.
     """
 
     def __init__(self, folder: Path, device: torch.device, table: ChoiceTable, world: World = ALONE):
@@ -38,8 +38,8 @@ class Environment:
         self._written = -1
 
     def adopt(self) -> str:
-        """Make ops use the implementations chosen at an earlier start of the run; return a warning if the environment
-        differs, else "".
+        """Make ops use the implementations that were chosen when the run was last started or resumed; return a warning
+        if the environment has changed, else "".
         """
         warning, saved = self._world.lead(self._read)
         self.table.restore(saved)
@@ -63,7 +63,7 @@ class Environment:
             if before.get(name) != value
         ]
         if changed:
-            reason = f"this start differs from the one before: {'; '.join(changed)}"
+            reason = f"the environment has changed since the run was last started: {'; '.join(changed)}"
             return f"the losses may differ in their last digits from here on, because {reason}", []
         return "", paths
 
@@ -87,8 +87,8 @@ class Environment:
 
 
 def read_environment(folder: Path) -> dict[str, Any] | None:
-    """Read the environment saved by the latest start of the run whose checkpoints are in ``folder``, with ``python``
-    and ``date``; None if missing.
+    """Read the environment that was saved when the run was last started or resumed, with ``python`` and ``date``; None
+    if missing. ``folder``: folder of the run's checkpoints.
     """
     try:
         saved = json.loads((folder / FILE).read_bytes())

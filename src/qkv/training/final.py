@@ -1,4 +1,6 @@
-"""Final evaluation of a run: its best weights, joined with a wide path if there is one, on the held-out splits."""
+"""Final evaluation of a run: load its best weights, combine them with the wide path if there is one, and measure the
+metrics on the held-out splits.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ def best_weights(folder: Path) -> tuple[dict[str, Tensor], int]:
 def evaluate_best(setup: Setup, tell: OnEvent, stop: StopRequest) -> bool:
     """Load the best weights into the model, evaluate them on each held-out split, and write the result.
 
-    After the choice of a contestant, calibration, and evaluation on the validation split, a wide path is fitted again,
-    to the training and validation rows. Returns False if stopped. Errors are reported as notices.
+    A model with a wide path first chooses a contestant. The validation split is evaluated first; the wide path is then
+    fitted again to the training and validation rows, before the test split is evaluated. Returns False if stopped.
+    Errors are reported as notices.
     """
     model, task, evaluations = setup.model, setup.task, dict[str, Evaluation]()
     tensors, step = best_weights(setup.folder)
@@ -45,7 +48,7 @@ def evaluate_best(setup: Setup, tell: OnEvent, stop: StopRequest) -> bool:
     if contestants is None:
         return False
     for split in held_out(setup.dataset):
-        tell(Notice(f"evaluating the weights of step {step:,} on the {split} part"))
+        tell(Notice(f"evaluating the weights of step {step:,} on the {split} split"))
         try:
             with stop.at_once(), merged(model):
                 if not evaluations and calibrate(model, task, setup.dataset, setup.recipe):
@@ -54,7 +57,7 @@ def evaluate_best(setup: Setup, tell: OnEvent, stop: StopRequest) -> bool:
         except StopNow:
             return False
         except UserError as error:
-            tell(Notice(f"the final evaluation failed: {error}; the same command repeats it"))
+            tell(Notice(f"the final evaluation failed: {error}; run the same command again to repeat it"))
             return True
         if found is None:
             return False
@@ -68,7 +71,7 @@ def evaluate_best(setup: Setup, tell: OnEvent, stop: StopRequest) -> bool:
 
 def _refit(setup: Setup, tell: OnEvent) -> bool:
     """Fit the wide path, if the model uses one, to the training and validation rows, and save it with the best weights.
-    The former wide path is stored beside them. Returns True if the path was fitted again.
+    The previous wide path is stored in a separate file. Returns True if the path was fitted again.
     """
     if setup.model.wide is None:
         return False
@@ -84,14 +87,16 @@ def _refit(setup: Setup, tell: OnEvent) -> bool:
 
 
 def _save(setup: Setup) -> None:
-    """Replace the stored best weights by those of the model, with the same metadata."""
+    """Overwrite the stored best weights with the current weights of the model; keep their metadata."""
     metadata = read_metadata(setup.folder / WEIGHTS)
     metadata.pop("sha256", None)
     save_weights(setup.folder / WEIGHTS, setup.model, metadata)
 
 
 def _with_contests(found: Evaluation, setup: Setup, split: str, contestants: list[Contestant]) -> Evaluation:
-    """Return the evaluation of a split with the tables of heats and contestants before its own sections."""
+    """Return the evaluation ``found`` of a split, with the tables of heats and contestants put before its other
+    sections.
+    """
     tables = []
     if split == VALIDATION:
         tables = heats.section(setup.folder, setup.task.metric)
@@ -102,16 +107,17 @@ def _with_contests(found: Evaluation, setup: Setup, split: str, contestants: lis
 
 
 def _joined(setup: Setup, tell: OnEvent, stop: StopRequest) -> list[Contestant] | None:
-    """Choose the contestant of a model with a wide path, and save its factors with the best weights. Returns the
-    contestants, none without a wide path; None if stopped.
+    """Choose a contestant for a model with a wide path: factors of the deep and the wide path. Save them with the best
+    weights, and return all contestants, the chosen one first. Returns an empty list without a wide path, None if
+    stopped.
     """
     if setup.model.wide is None:
         return []
-    restore_wide(setup.model, setup.folder)  # an earlier process was stopped after the refit
+    restore_wide(setup.model, setup.folder)  # needed if an earlier process was stopped after the refit
     precision = setup.recipe.training.precision
     name = heats.winner(setup.folder)
     found = join(setup.model, setup.task, setup.dataset, precision, lambda: bool(stop), name)
     if found is not None:
         setup.world.lead(lambda: _save(setup))
-        tell(Notice(f"chosen on the validation part: {found[0].name}"))
+        tell(Notice(f"chosen on the validation split: {found[0].name}"))
     return found

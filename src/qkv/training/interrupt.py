@@ -15,7 +15,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised when a signal ended the training after its step was finished and saved; ``number``: the signal.
+    """Exception raised after a signal stopped the training, once the current step was finished and saved. ``number``:
+    the signal.
 
     Like any KeyboardInterrupt, it ends the program unless caught explicitly, so scripts never continue with a
     half-trained model.
@@ -27,20 +28,21 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopNow(BaseException):
-    """Raised by a signal inside ``StopRequest.at_once``, to leave the work there. A ``BaseException``, so that no
-    ``except Exception`` catches it.
+    """Exception that a signal raises inside ``StopRequest.at_once``, to leave that block immediately. A
+    ``BaseException``, so that no ``except Exception`` catches it.
     """
 
 
 class StopRequest:
     """Context manager that turns the first SIGINT or SIGTERM into a request to stop, recorded in ``signal``; a second
-    SIGINT aborts at once.
+    SIGINT raises KeyboardInterrupt at once.
 
     Work that can be discarded, such as an evaluation, runs inside ``at_once``, where a signal raises ``StopNow``.
     Previous handlers are restored on exit. Outside the main thread, where Python allows no handlers, none are
     installed.
 
-    A signal to one process of ``world`` stops all, when they next ask for ``signal``: each must ask equally often.
+    If one process of ``world`` receives a signal, all processes stop when they next read ``signal``. Each read is a
+    collective operation, so all processes must read equally often.
     """
 
     def __init__(self, world: World = ALONE) -> None:
@@ -52,7 +54,7 @@ class StopRequest:
 
     @property
     def signal(self) -> signal.Signals | None:
-        """Signal that asks to stop, received by this process or another one; None without one."""
+        """Signal received by this or another process, None if there was none."""
         if self._agreed is None:
             counts = self._world.sum([self._received is number for number in _SIGNALS])
             self._agreed = next((number for number, count in zip(_SIGNALS, counts, strict=True) if count), None)
@@ -60,9 +62,10 @@ class StopRequest:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Context manager in which a signal raises ``StopNow``; a signal received earlier raises it on entry.
+        """Return a context manager in which a signal raises ``StopNow`` immediately; a signal received earlier raises
+        it on entry.
 
-        If there are several processes, only on entry: none leaves the work before the others.
+        With several processes, ``StopNow`` is only raised on entry, so that all processes leave the block together.
         """
         self._at_once = self._world.size == 1
         try:
@@ -87,7 +90,7 @@ class StopRequest:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._previous.items():
-            # None stands for a handler that was not set from Python and cannot be put back from it.
+            # None means that the previous handler was not set from Python; Python cannot restore it.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
@@ -95,5 +98,5 @@ class StopRequest:
             raise KeyboardInterrupt
         self._received = signal.Signals(number)
         if self._at_once:
-            self._at_once = False  # a second signal does not disturb the cleanup
+            self._at_once = False  # a second signal must not interrupt the cleanup
             raise StopNow

@@ -1,4 +1,4 @@
-"""Training loop."""
+"""Training loop: ``train`` runs or resumes a recipe in a folder, ``Trainer`` makes the steps."""
 
 from __future__ import annotations
 
@@ -50,12 +50,13 @@ from qkv.training.watch.progress import RunProgress
 from qkv.training.watch.record import Done, RunRecorder, open_recorder
 from qkv.training.watch.show import Show
 
-# Maximum share of the training time for checkpoints saved by time, and for samples without ``sample_every``.
+# Maximum share of the training time for checkpoints saved every ``checkpoints.seconds``, and for samples if
+# ``sample_every`` is not set.
 _OVERHEAD = 0.02
 
 
 class Trainer:
-    """Training of one run, from its checkpoint (if any) to its end.
+    """Trainer of one run, from its checkpoint (if any) to its end.
 
     Each step is a pure function of the weights, the optimiser's state, the seed and the step number: its batches and
     dropout do not depend on earlier steps. An interrupted run therefore resumes bit for bit.
@@ -69,9 +70,9 @@ class Trainer:
         since: float | None = None,
         evaluates: bool = True,
     ):
-        """``checkpoint``: state to resume from, None for a new run; ``tell``: handler of events; ``since``: value of
-        ``qkv.training.clock`` when this start of the run began, None for now; ``evaluates``: False omits the final
-        evaluation.
+        """``checkpoint``: state to resume from, None for a new run; ``tell``: handler of events; ``since``: time on
+        ``qkv.training.clock`` at which this process began to prepare the run, None for now; ``evaluates``: False omits
+        the final evaluation.
         """
         self.setup, self.world, self.tell, self.evaluates = setup, setup.world, tell, evaluates
         self.budget = Budget(setup, checkpoint.state.get("plan") if checkpoint else None)
@@ -114,14 +115,14 @@ class Trainer:
 
     @property
     def steps(self) -> int:
-        """Total number of steps of the run, as planned at present."""
+        """Total number of steps of the run, according to the current plan."""
         return self.budget.stage(self.now.step).steps
 
     @property
     def finished(self) -> bool:
-        """True if all steps are done, or validation has not improved for ``patience`` times (early stopping).
+        """True if all steps are done, or the last ``patience`` validations brought no improvement (early stopping).
 
-        A run with a time budget does not stop early while the training rows are not fitted yet
+        A run with a time budget does not stop early while the model still improves on the training rows
         (``RunProgress.fitting``).
         """
         return self.now.step >= self.steps or self._impatient
@@ -157,7 +158,7 @@ class Trainer:
             )
 
     def _set_out(self) -> None:
-        """Compile the model and plan the time budget, if the recipe asks for them."""
+        """Compile the model and plan the number of steps, if the recipe requires them."""
         self.model.train()
         if self.training.compile:
             self._choose_paths()
@@ -178,8 +179,8 @@ class Trainer:
             (self.tell if known else self._tell)(self.budget.told(self.now.step))
 
     def _choose_paths(self) -> None:
-        """Let ops measure and choose their implementations in one eager forward pass: a compiler cannot trace a
-        measurement.
+        """Run one eager forward pass, in which ops measure and choose their implementations: the compiler cannot trace
+        a measurement.
         """
         kept = [buffer.clone() for buffer in self.model.buffers()]
         with autocast(self.training.precision, self.setup.device):
@@ -191,13 +192,13 @@ class Trainer:
         """Return the reason why the run is finished, as a clause: all steps are done, or early stopping."""
         if self._impatient and self.now.step < self.steps:
             return (
-                f"after step {self.now.step}, {self.now.stale} validations had brought no better "
-                f"{self.training.validation.best} than that of step {self.now.best_step}"
+                f"early stopping after step {self.now.step}: the last {self.now.stale} validations brought no better "
+                f"{self.training.validation.best} than step {self.now.best_step}"
             )
         return f"all {self.steps} steps are done"
 
     def _update(self) -> None:
-        """Make one update, add it to the counters and report it."""
+        """Make one update, add it to the counters and send the event ``Stepped``."""
         began, step = clock.seconds(), self.now.step + 1
         steps, loss, size, rate, batches = self.steps, *self.descend(step)
         count = sum(batch.num_targets for batch in batches)
@@ -213,8 +214,8 @@ class Trainer:
         self.budget.saw(step, clock.seconds() - began)
 
     def descend(self, step: int) -> tuple[float, float, float, list[Batch]]:
-        """Make update number ``step``: gradients over its batches, clipping, optimiser step. Returns (loss, gradient
-        norm, multiplier of the learning rate, batches).
+        """Make update number ``step``: compute gradients over its batches, clip them, and step the optimiser. Returns
+        (loss, gradient norm, multiplier of the learning rate, batches).
         """
         training, batches = self.training, self._batches(step)
         count = sum(batch.num_targets for batch in batches)
@@ -237,13 +238,13 @@ class Trainer:
         return Done(self.now.tokens, self.now.rows, self.now.positions, self.now.sources)
 
     def _batches(self, step: int) -> list[Batch]:
-        """Return the batches of update number ``step``; also seed torch's generators for this update."""
+        """Return the batches of update number ``step``, and seed torch's generators for this update."""
         random_state.seed_step(self.training.seed, step, self.setup.device)
         many = self.training.accumulate
         return [self.setup.dataset.batch((step - 1) * many + i).to(self.setup.device) for i in range(many)]
 
     def _seconds(self) -> float:
-        """Return the seconds of training so far, including earlier starts of the run."""
+        """Return the seconds of training so far, including those before the run was resumed."""
         return self._before + clock.seconds() - self._begun
 
     def _spent(self) -> float:
@@ -255,8 +256,8 @@ class Trainer:
         self.tell(event)
 
     def _look(self, stop: StopRequest) -> None:
-        """Validate and generate a sample if the recipe plans it after this step. A validation interrupted by ``stop``
-        is repeated at the next start.
+        """Validate and generate a sample, if they are due after this step. A validation interrupted by ``stop`` is
+        repeated when the run resumes.
         """
         step = self.now.step
         validates = step % self.budget.stage(step).validate == 0 or step == self.steps
@@ -287,8 +288,8 @@ class Trainer:
         return True
 
     def _better(self, figures: Mapping[str, float]) -> bool:
-        """True if the metric that selects the best weights has a new best value in ``figures``; that value is then
-        recorded.
+        """Return True if the metric that selects the best weights has a new best value in ``figures``; also record that
+        value.
         """
         name, before = self.training.validation.best, self.now.best_figure
         if name not in figures:
@@ -302,7 +303,7 @@ class Trainer:
         return better
 
     def save_best(self) -> None:
-        """Write the current weights to the run folder as its best."""
+        """Write the current weights to the run folder as the best weights."""
         figure = {f"val_{self.training.validation.best}": self.now.best_figure}
         metadata = {"step": self.now.step, **figure, MADE_WITH: self._made_with}
         self.world.lead(lambda: save_weights(self.setup.folder / WEIGHTS, self.model, metadata))
@@ -323,7 +324,7 @@ class Trainer:
         except StopNow:
             return
         except UserError as error:
-            self.tell(Notice(f"no samples are generated during training: {error}"))
+            self.tell(Notice(f"training continues without samples: {error}"))
             text = None
         if text is None:
             self._samples = False
@@ -341,7 +342,7 @@ class Trainer:
         return self.world.agree(waited >= max(seconds, self._save_seconds / _OVERHEAD))
 
     def save(self) -> None:
-        """Write a checkpoint to resume from, after flushing the metrics to disk."""
+        """Write a checkpoint from which the run can resume, after flushing the metrics to disk."""
         began = clock.seconds()
         self.record.flush()
         tensors = {
@@ -357,16 +358,14 @@ class Trainer:
         self.tell(Saved(self.now.step))
 
     def _fail(self, step: int, loss: float, size: float, batches: list[Batch]) -> NoReturn:
-        """Find the origin of a non-finite loss or gradient norm ``size``, report it, and raise UserError. The
-        checkpoints are kept.
+        """Find the part of the model where a non-finite loss or gradient norm ``size`` arises, report it, and raise
+        UserError. The checkpoints are kept.
         """
         self._batches(step)  # restore the step's random state, so that dropout is the same
         ill = diagnose(self.model, self.setup.task, batches, self.training.precision)
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {size}"
         newest = self.setup.checkpoints.paths()
-        kept = (
-            f"the checkpoint of step {self._saved} is kept in {newest[0]}" if newest else "no checkpoint had been saved"
-        )
+        kept = f"the checkpoint of step {self._saved} is in {newest[0]}" if newest else "no checkpoint was saved before"
         message = f"step {step}: {what}; {ill.where} {ill.what}; {ill.remedy}; {kept}"
         self.record.row(step=step, event=what)
         self._end("failed", message)
@@ -374,7 +373,7 @@ class Trainer:
 
     @property
     def owes_evaluation(self) -> bool:
-        """True if the task has a final evaluation, and it is not stored yet for the best weights."""
+        """True if the task has a final evaluation, and no result for the best weights is stored yet."""
         folder = self.setup.folder
         return self.world.lead(
             lambda: (
@@ -386,18 +385,20 @@ class Trainer:
         )
 
     def evaluate(self, stop: StopRequest, record: RunRecorder) -> None:
-        """Evaluate a finished run whose final evaluation was prevented by a kill or an error, and rewrite the
+        """Evaluate a finished run that lacks its final evaluation because of a kill or an error, and rewrite the
         report.
         """
         self.record = record
         self._finish(stop)
 
     def _finish(self, stop: StopRequest) -> None:
-        """Save the best weights, evaluate them, and end the run. A stop leaves the evaluation to the next start."""
+        """Save the best weights, evaluate them, and end the run. If a signal stops the evaluation, it runs when
+        training resumes.
+        """
         if not self.world.lead((self.setup.folder / WEIGHTS).exists):
             self.save_best()  # no held-out loss was finite
         if self.owes_evaluation and not evaluate_best(self.setup, self.tell, stop):
-            self._end("stopped", f"stopped by {stop} during the final evaluation; the same command repeats it")
+            self._end("stopped", f"stopped by {stop} during the final evaluation; the same command resumes it")
         else:
             self._end("finished", self.why_finished() if self._impatient else "")
 
@@ -418,16 +419,18 @@ def train(
     since: float | None = None,
     world: World = ALONE,
 ) -> Run:
-    """Train ``recipe`` in the run folder ``out``, or resume the run there; return the run with its best weights.
+    """Train ``recipe`` in the run folder ``out``, or resume the run in that folder; return the run with its best
+    weights.
 
-    An interrupted run resumes from its newest checkpoint, bit for bit as if it had never stopped; a finished one is
-    only loaded. Ctrl-C and SIGTERM finish the step, save, and raise Interrupted, a KeyboardInterrupt; a second Ctrl-C
-    aborts at once.
+    An interrupted run resumes from its newest checkpoint, bit for bit as if it had never stopped; a finished run is
+    only loaded. Ctrl-C and SIGTERM finish the current step, save a checkpoint, and raise Interrupted, a
+    KeyboardInterrupt; a second Ctrl-C aborts at once.
 
-    on_event: called with each event of ``qkv.training.watch.events``; None shows a progress line on standard error, in
-    the first process. since: value of ``qkv.training.clock`` from which a budget of minutes counts; None for now.
-    world: the processes that train the run, each of which calls this function: they make the same steps on the same
-    batches, decide alike, and the first one writes the folder, which all must be able to read.
+    resume: False raises ``UserError`` if ``out`` already holds a run.   on_event: called with each event of
+    ``qkv.training.watch.events``; None shows a progress line on standard error, in the first process.   since: time on
+    ``qkv.training.clock`` from which a budget of minutes counts; None for now.   world: the processes that train the
+    run; each of them calls this function. They make the same steps on the same batches and take the same decisions;
+    only the first writes into the folder, which all must be able to read.
 
     Raises UserError if recipe, text, folder or checkpoint is unusable, the disk is full, or a loss is not finite.
     """
@@ -455,7 +458,9 @@ def _ignore(event: Event) -> None:
 
 @contextmanager
 def _telling_failure(folder: Path, world: World) -> Iterator[None]:
-    """Context manager that writes an error of the first process to the run folder; the run can then not be loaded."""
+    """Return a context manager that writes an exception raised in the first process into the run folder; the run can
+    then not be loaded.
+    """
     world.lead(lambda: (folder / FAILURE).unlink(missing_ok=True))
     try:
         yield
@@ -476,7 +481,7 @@ def _train(
     world: World,
     evaluates: bool = True,
 ) -> Run:
-    """Train one recipe without candidates in a folder that the first process has locked, see ``train``."""
+    """Train one recipe without candidates in ``folder``, which the first process has locked; see ``train``."""
     with random_state.own(recipe.training.seed), using(ChoiceTable(world)):
         # Not bound to a name: the checkpoint's tensors are copied, and a name would keep both copies in memory.
         trainer = Trainer(*prepare(recipe, folder, resume, on_event, world), on_event, began, evaluates)

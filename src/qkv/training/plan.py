@@ -1,4 +1,5 @@
-"""Number of steps that fit into ``training.minutes``: planned from a rehearsal, and revised once after the first steps.
+"""Plan of the number of steps that fit into ``training.minutes``: made after a rehearsal, and revised once after the
+first steps.
 
 The plan is written to ``resume/plan.json`` before it takes effect and is part of every checkpoint. Each step depends
 only on the plan and the step number, so an interrupted run resumes bit for bit, also on another machine.
@@ -20,21 +21,22 @@ from qkv.training.optim.schedules import shortened
 
 FILE = "plan.json"
 _AIM = 0.95
-"""Share of the time budget that is planned; the rest is a reserve for costs that are not measured beforehand."""
+"""Share of the time budget that the plan uses; the rest is a reserve for costs that are not measured before training.
+"""
 _LEAST = 20
 """Minimum number of planned steps."""
 _LOOKS = 10
-"""Number of validations that a run shortened by its budget keeps."""
+"""Number of validations that remain in a run that is shortened to fit its time budget."""
 _LOOKING = 0.25
-"""Maximum share of the minutes spent on validations."""
+"""Maximum share of the time budget that validations may take."""
 _CHECK = (10, 0.02)
 """The plan is revised after this many updates, or after this share of all planned updates if that is more."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Measured seconds per update, validation, sample, checkpoint, write of the best weights, and of the final
-    evaluation (``evaluation``).
+    """Measured seconds per update, validation, sample, checkpoint, and save of the best weights (``best``), and of the
+    whole final evaluation (``evaluation``).
     """
 
     step: float
@@ -47,8 +49,8 @@ class Costs:
 
 @dataclass(frozen=True)
 class PlanStage:
-    """Planned number of updates (``steps``), numbers of updates between validations (``validate``) and between
-    checkpoints (``save``), and expected seconds of the whole run.
+    """Plan that applies to one stage of a run: total number of updates (``steps``), updates between validations
+    (``validate``) and between checkpoints (``save``), and expected seconds of the whole run.
     """
 
     steps: int
@@ -59,7 +61,7 @@ class PlanStage:
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a run within a time budget. ``first`` follows from the ``costs`` measured before training.
+    """Plan of a run within a time budget. ``first`` is computed from the ``costs`` measured before training.
 
     After update ``check``, ``second`` replaces ``first``; it uses the measured time of the first updates. Runs without
     a time budget have only ``first``.
@@ -79,7 +81,9 @@ class Plan:
         return self.second if self.second and done >= self.check else self.first
 
     def asks(self, done: int) -> bool:
-        """True if the plan must be revised now: after update ``check``, unless it was already revised."""
+        """Return True if the plan must be revised after update ``done``: this is update ``check``, and there is no
+        revised plan yet.
+        """
         return done == self.check > 0 and self.second is None
 
     def training(self, training: Training) -> Training:
@@ -117,8 +121,8 @@ def first_plan(training: Training, costs: Costs, spent: float) -> Plan:
 
 
 def second_plan(plan: Plan, training: Training, costs: Costs, spent: float) -> Plan:
-    """Revise the plan after its first ``check`` updates, from their measured ``costs``; ``spent``: seconds since the
-    start of the run.
+    """Return ``plan`` with a revised second stage, computed after its first ``check`` updates from their measured
+    ``costs``. ``spent``: seconds since the start of the run.
     """
     return replace(plan, second=_stage(training, costs, plan.check, spent))
 
@@ -130,7 +134,7 @@ def expected(training: Training, costs: Costs, stage: PlanStage, done: int, spen
     ahead = spent + (stage.steps - done) * costs.step
     ahead += _times(done, stage.steps, stage.validate) * (costs.validation + costs.best)
     every = training.sample_every
-    # Without sample_every, samples take two percent of the time, besides the first and the last.
+    # Without sample_every, samples other than the first and the last take two percent of the time.
     few = min(_times(done, stage.steps, stage.validate), 2 + 0.02 * ahead / max(costs.sample, 1e-9))
     ahead += costs.sample * (few if every is None else _times(done, stage.steps, every))
     clocked = training.checkpoints.seconds
@@ -139,10 +143,10 @@ def expected(training: Training, costs: Costs, stage: PlanStage, done: int, spen
 
 
 def read_plan(folder: Path, saved: Mapping[str, Any] | None) -> Plan | None:
-    """Read a run's plan from its file in ``folder``; None if neither the file nor the checkpoint has one.
+    """Read the plan of a run from its file in ``folder``; None if neither the file nor the checkpoint has one.
 
-    ``saved``: the plan in the checkpoint. It is returned instead if the file contradicts it; a file that only adds
-    ``second`` does not.
+    ``saved``: the plan in the checkpoint. It is returned if the file differs from it in more than an added ``second``
+    stage.
     """
     known = None if saved is None else Plan.parse(saved)
     try:
@@ -166,15 +170,15 @@ def _whole(training: Training) -> PlanStage:
 
 
 def _times(done: int, steps: int, every: int) -> int:
-    """Return how many times an action is still due after ``done`` updates, if it follows every ``every`` updates and
-    the last of ``steps``.
+    """Return how many times an action is still due after ``done`` updates, if it is due after every ``every`` updates
+    and after the last of ``steps`` updates.
     """
     return steps // every - done // every + (steps % every > 0)
 
 
 def _stage(training: Training, costs: Costs, done: int, spent: float) -> PlanStage:
-    """Plan the largest number of steps that fits into the time budget, at most the recipe's, if ``done`` updates have
-    taken ``spent`` seconds.
+    """Plan the largest number of steps that fits into the time budget, at most the number in the recipe, after ``done``
+    updates that took ``spent`` seconds.
     """
     assert training.minutes is not None
     most = 60 * _AIM * training.minutes

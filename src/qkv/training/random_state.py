@@ -1,4 +1,6 @@
-"""States of all random generators as tensors, and a seed per step, so that no step depends on earlier ones."""
+"""States of all random generators as tensors, and a separate seed for each step, so that no step depends on earlier
+ones.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,8 @@ def restore(saved: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def own(seed: int) -> Iterator[None]:
-    """Context manager that seeds the global random generators with ``seed``, and restores the caller's states on
-    exit.
+    """Return a context manager that seeds the global random generators with ``seed`` and restores the caller's states
+    on exit.
     """
     before = capture()
     random.seed(seed)
@@ -59,7 +61,7 @@ def own(seed: int) -> Iterator[None]:
 
 
 def seed_step(seed: int, step: int, device: torch.device) -> None:
-    """Seed torch's generators for one update, from (seed, step) alone."""
+    """Seed torch's generators for one update; the seed depends only on (seed, step)."""
     number = mix(seed, step)
     # Not torch.manual_seed, which queries every device type and takes 0.1 ms.
     torch.default_generator.manual_seed(number)
@@ -68,8 +70,8 @@ def seed_step(seed: int, step: int, device: torch.device) -> None:
 
 
 def mix(seed: int, step: int) -> int:
-    """Hash (seed, step) to a seed of 63 bits with the finaliser of SplitMix64 (Steele et al. 2014): each output bit
-    depends on all input bits.
+    """Return a hash of (seed, step) with 63 bits, made with the finaliser of SplitMix64 (Steele et al. 2014): each
+    output bit depends on all input bits.
     """
     z = (seed * 0x9E3779B97F4A7C15 + step + 1) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF

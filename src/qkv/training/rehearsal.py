@@ -1,6 +1,5 @@
-"""Rehearsal: times of a run's steps, validations, samples, checkpoints and final evaluation, measured before training.
-
-Model, optimiser and random generators are restored bit for bit.
+"""Rehearsal: before training, measure the time of a run's steps, validations, samples, checkpoints and final
+evaluation. Model, optimiser and random generators are restored bit for bit afterwards.
 """
 
 from __future__ import annotations
@@ -35,19 +34,17 @@ from qkv.training.watch.progress import RunProgress
 
 _SHARE, _LONGEST = 0.02, 6.0
 """Maximum time of the rehearsed steps: this share of the time budget, but at most this many seconds. The number of
-steps is at least ``_FEWEST``, and at most ``_MOST`` and a tenth of the recipe's steps.
+rehearsed steps is at least ``_FEWEST``, and at most ``_MOST`` or a tenth of the recipe's steps.
 """
 _FEWEST, _MOST = 3, 50
 _BATCHES = 3
 """Number of evenly spaced validation batches that are timed."""
 _ROWS = (64, 256)
-"""Numbers of rows of two small evaluations; the time of the full evaluation is extrapolated linearly from their
-times.
-"""
+"""Numbers of rows of two small evaluations; the time of the full evaluation is extrapolated linearly from both."""
 
 
 class Rehearsed(Protocol):
-    """Interface of the run that a rehearsal times: its model, settings and updates."""
+    """Interface of the trainer that a rehearsal times: its model, settings and updates."""
 
     model: Transformer
     optimizer: Optimizer
@@ -63,14 +60,14 @@ class Rehearsed(Protocol):
         ...
 
     def descend(self, step: int) -> object:
-        """Make the update of ``step``."""
+        """Make update number ``step``."""
 
 
 def rehearse(trainer: Rehearsed) -> Costs:
-    """Measure the seconds that a run's steps, validations, samples, checkpoints and final evaluation take; the run's
-    state is restored afterwards.
+    """Measure the seconds that a run's steps, validations, samples, checkpoints and final evaluation take, and restore
+    the run's state afterwards.
 
-    For a run without a final evaluation, which is short, only steps and validations are measured. Raises ``UserError``
+    For a run without a final evaluation, such as a heat, only steps and validations are measured. Raises ``UserError``
     for errors that the run itself would raise.
     """
     with _as_it_was(trainer):
@@ -107,7 +104,7 @@ def _as_it_was(trainer: Rehearsed) -> Iterator[None]:
 def _step(trainer: Rehearsed) -> float:
     """Measure the median seconds of a few updates; a median, because the first steps of a process have outliers.
 
-    An update in which an op chose its implementation is repeated, because that choice is made only once.
+    An update during which an op chose its implementation is timed again, because ops choose only once.
     """
     minutes = trainer.training.minutes
     assert minutes is not None
@@ -138,7 +135,9 @@ def _validation(trainer: Rehearsed) -> float:
 
 
 def _sample(trainer: Rehearsed) -> float:
-    """Measure the seconds to generate one sample; 0 if the task generates none or fails, which training will report."""
+    """Measure the seconds to generate one sample; 0 if the task generates none or generation fails, which training will
+    report.
+    """
     setup = trainer.setup
     try:
         return _seconds(lambda: setup.task.sample(trainer.model, setup.dataset, setup.recipe))
@@ -147,7 +146,9 @@ def _sample(trainer: Rehearsed) -> float:
 
 
 def _files(trainer: Rehearsed) -> tuple[float, float]:
-    """Return the seconds to write (a checkpoint, the best weights); the first is estimated from the second by size."""
+    """Return the seconds to write (a checkpoint, the best weights). The second is measured; the first is estimated from
+    it by size.
+    """
     own = weights(trainer.model)
     path = trainer.setup.folder / f".rehearsal{PARTIAL}"
 
@@ -174,8 +175,8 @@ def _evaluations(trainer: Rehearsed) -> float:
 
 
 def _evaluation(trainer: Rehearsed, split: str) -> float:
-    """Estimate the seconds of the final evaluation on one split from small parts of it; 0 if it fails, which the
-    evaluation itself will report.
+    """Estimate the seconds of the final evaluation on one split from small samples of its rows; 0 if it fails, which
+    the evaluation itself will report.
     """
     setup, dataset, task = trainer.setup, trainer.setup.dataset, trainer.setup.task
 
@@ -187,7 +188,7 @@ def _evaluation(trainer: Rehearsed, split: str) -> float:
         if not (isinstance(dataset, ExampleDataset) and isinstance(task, ExampleTask)):
             return take(dataset)
         few, many = (min(1.0, rows / len(dataset.records[split])) for rows in _ROWS)
-        take(task.part(dataset, few))  # warm-up: ops choose their implementations
+        take(task.part(dataset, few))  # not timed: ops choose their implementations
         small = take(task.part(dataset, few))
         large = take(task.part(dataset, many))
     except UserError:

@@ -39,8 +39,8 @@ from qkv.training.wide.fit import fit_wide
 
 @dataclass(frozen=True)
 class Setup:
-    """All that a run needs to train: recipe, opened data, task, model, checkpoints. ``recipe`` has all sizes that the
-    data determines filled in.
+    """Everything that training needs: recipe, opened data, task, model, checkpoints. ``recipe`` includes all sizes that
+    follow from the data.
     """
 
     folder: Path
@@ -58,7 +58,7 @@ class Setup:
 
 def _why_not_bf16(device: torch.device) -> str:
     off = turned_off("bf16")
-    return f"which {off} turns off" if off else f"which is slower on this {device.type}; qkv why shows both times"
+    return f"which {off} turns off" if off else f"which is slower on this {device.type}; 'qkv why' shows both times"
 
 
 def prepare(
@@ -67,13 +67,13 @@ def prepare(
     """Open the data, check that ``recipe`` matches a run already in ``folder``, and build the model. ``resume``: False
     if ``folder`` must not hold a run yet; ``world``: the processes that train the run.
 
-    Returns (setup, checkpoint to resume from). The weights of the checkpoint are already in the model; a new run has no
-    checkpoint, None. Raises UserError if recipe, data or checkpoint do not fit together; the folder is then unchanged.
+    Returns (setup, checkpoint to resume from). The model already has the weights of the checkpoint; the checkpoint of a
+    new run is None. Raises UserError if recipe, data or checkpoint do not fit together; the folder is then unchanged.
     """
     known = world.lead(lambda: _known(folder, resume))
     recipe = with_start(recipe, known)
     dataset = task_of_recipe(recipe).open(recipe, Vocabulary.load(folder) if known else None)
-    release()  # the dataset holds what it needs
+    release()  # the dataset keeps the rows that it needs
     recipe = _with_columns(dataset.recipe, known)
     task = task_of_recipe(recipe)  # with the settings that the data determines
     checkpoints = CheckpointStore(folder / "resume", recipe.training.checkpoints.keep, world)
@@ -82,7 +82,7 @@ def prepare(
         check_same_recipe(known, recipe, checkpoint.step if checkpoint else 0, folder)
     training = recipe.training
     device = training_device()
-    written = recipe.start if recipe.start.checkpoint is None else None  # a checkpoint's weights are copied below
+    written = recipe.start if recipe.start.checkpoint is None else None  # weights of a checkpoint are copied below
     model = build(recipe.model, training.seed, written)
     seconds = 0.0 if checkpoint else _start(model, task, dataset, tell)
     adapt(model, training)  # adapters wrap existing weights
@@ -107,8 +107,8 @@ def prepare(
 
 
 def _start(model: Transformer, task: Task, dataset: Dataset, tell: OnEvent) -> float:
-    """Initialise the model from its start and from word vectors, and fit its wide path; return the seconds that this
-    fit took.
+    """Initialise the model from ``recipe.start`` and from pretrained word vectors, and fit its wide path; return the
+    seconds of this fit.
     """
     started = (*start_weights(model, dataset.recipe), *start_vectors(model, dataset.recipe.model, dataset.vocabulary))
     began = clock.seconds()
@@ -120,8 +120,8 @@ def _start(model: Transformer, task: Task, dataset: Dataset, tell: OnEvent) -> f
 
 
 def _with_columns(recipe: Recipe, known: Recipe | None) -> Recipe:
-    """Return ``recipe``, without its guessed columns if the existing run ``known`` stores none, as runs of earlier
-    versions do.
+    """Return ``recipe``, without its guessed columns if the existing run ``known`` stores none, as in runs of earlier
+    versions.
     """
     if known is None or known.data.columns:
         return recipe
@@ -129,7 +129,7 @@ def _with_columns(recipe: Recipe, known: Recipe | None) -> Recipe:
 
 
 def _known(folder: Path, resume: bool) -> Recipe | None:
-    """Remove unfinished files and read the recipe of the run in ``folder``; None if there is no run. Raises
+    """Remove partly written files and read the recipe of the run in ``folder``; None if there is no run. Raises
     ``UserError`` if there is a run and ``resume`` is False.
     """
     with clear_errors(f"the run folder {folder}"):
@@ -149,21 +149,21 @@ def _known(folder: Path, resume: bool) -> Recipe | None:
 def _check_facts(state: dict[str, Any], known: Recipe, dataset: Dataset, folder: Path) -> None:
     if state["recipe"] != recipe_digest(known):
         raise UserError(
-            f"{folder / SPEC} was changed after training began: it is not the recipe that the checkpoint was made with"
+            f"{folder / SPEC} was changed after training began: the checkpoint was made with another recipe"
         )
     found = edited(state.get(MADE_WITH), None, folder)
     if found:
-        raise UserError(f"{found}; put it back, or name another folder")
+        raise UserError(f"{found}; restore it, or name another folder")
     if state["corpus"] != dataset.digest():
         raise UserError(
-            f"the ids of {dataset.name!r} are not those that the run in {folder} was trained on: "
-            "the data or a file of the vocabulary was changed; put it back, or name another folder"
+            f"the token ids of {dataset.name!r} differ from those that the run in {folder} was trained on: "
+            "the data or a file of the vocabulary was changed; restore it, or name another folder"
         )
 
 
 def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> None:
-    """Raise UserError naming the first setting in which the recipe ``new`` would change the weights of the run in
-    ``folder``, which has the recipe ``old``.
+    """Raise UserError if training ``new`` in ``folder``, whose run has the recipe ``old``, would give other weights;
+    name the first setting that differs.
 
     The number of steps may change if the ``done`` updates would have had the same learning rates.
     """
@@ -172,12 +172,12 @@ def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> No
     found = difference(before, after)
     if found:
         raise UserError(
-            f"{folder} holds a run of another recipe: {found}; name another folder, or give the recipe that was trained"
+            f"{folder} holds a run of another recipe: {found}; name another folder, or use the recipe of that run"
         )
     if wanted != steps and old.training.minutes is not None:
         raise UserError(
-            f"training.steps: the run in {folder} was planned with at most {steps} steps, and {wanted} are given; "
-            "leave the key out, or name another folder"
+            f"training.steps is {wanted}, but the run in {folder} was planned with at most {steps} steps; "
+            "omit the key, or name another folder"
         )
     if wanted != steps and (
         wanted < done or not same_so_far(old.training.schedule, done, steps, wanted, old.model.width)
@@ -186,7 +186,7 @@ def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> No
         reason = (
             f"{done} steps are done"
             if wanted < done
-            else f"under the schedule {kind!r} its {done} steps would have had other rates"
+            else f"its first {done} steps would have had other learning rates under the schedule {kind!r}"
         )
         raise UserError(
             f"training.steps: the run in {folder} has {steps} steps and cannot be continued to {wanted}, "
@@ -195,8 +195,8 @@ def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> No
 
 
 def _write_identity(setup: Setup, known: Recipe | None) -> None:
-    """Write recipe and vocabulary, the files that identify a run folder. The recipe is written last: if it exists, so
-    do the other files.
+    """Write the recipe and the vocabulary, which identify a run folder. The recipe is written last: if it exists, the
+    other files exist too.
     """
     with clear_errors(f"the run folder {setup.folder}"):
         write_parts(setup.recipe, setup.folder)

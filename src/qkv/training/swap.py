@@ -1,5 +1,5 @@
-"""Replacing parts of a trained model: weights that are kept, the change in its metrics, and recovery by a short
-training.
+"""Replace parts of a trained model: keep the weights that still fit, measure the change in its metrics, and recover by
+a short training.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ BEFORE, AFTER, HEALED = "before", "after the swap", "healed"
 _LENGTH = 256
 """Maximum number of positions per row in speed measurements."""
 _LOOKS = 5
-"""Number of validations during the training after a swap."""
+"""Number of validations during the short training after a swap."""
 _RATE = (5e-4, 768)
-"""(learning rate, width): highest rate for training a published checkpoint after a swap, unless overridden; narrower
-models use a higher one.
+"""(learning rate, width): maximum learning rate at this width when a published checkpoint is trained after a swap,
+inversely proportional to the width.
 """
 _SAID_ELSEWHERE = ("bits_per_token", "bits_per_character", "bits_per_byte")
 
@@ -58,13 +58,13 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Swapped:
-    """Result of replacing parts of a model: the new run, the origin of its weights (``moved``), and the effect on its
-    metrics.
+    """Result of replacing parts of a model: the new run, the origin of each of its weights (``moved``), and the effect
+    on its metrics.
 
-    ``figures``: held-out metrics of the task at each moment ("before", "after the swap", and "healed" if trained). For
-    the first two also ``parameters``, ``reading`` and ``decoding`` in tokens/s, ``state`` in bytes at ``length``
-    positions, and ``longest``, the positions that fit into ``memory`` bytes beside the weights (infinite if unlimited).
-    Speeds and state only if the model generates.
+    ``figures``: moment -> metric -> value, on held-out data; the moments are "before", "after the swap", and "healed"
+    if trained. The first two also have ``parameters`` (number), ``reading`` and ``decoding`` (speeds in tokens/s),
+    ``state`` (bytes at ``length`` positions), and ``longest`` (positions whose state fits into ``memory`` bytes beside
+    the weights, infinite if unlimited). Speeds, ``state`` and ``longest`` only if the model generates.
     """
 
     run: Run
@@ -75,7 +75,7 @@ class Swapped:
 
     @property
     def kept(self) -> float:
-        """Fraction of the new model's parameters that come from the old one."""
+        """Fraction of the new model's parameters that were taken from the old model."""
         return sum(one.taken for one in self.moved) / max(1, sum(one.numbers for one in self.moved))
 
     @property
@@ -98,13 +98,14 @@ def swap(
     on_event: OnEvent | None = None,
     copy: bool = False,
 ) -> Swapped:
-    """Replace parts of a run's or published checkpoint's model, train ``heal`` steps to adapt it, and write the result
-    as a run into ``out``.
+    """Replace parts of the model of a run or published checkpoint, train ``heal`` steps to adapt it, and write the
+    result as a run into ``out``.
 
-    changes: dotted overrides, see ``qkv.spec.models.surgery.operated``; those of ``training`` apply to the training
-    afterwards. data: text to train and evaluate on (default: the run's own). copy: as for ``qkv.load``.
+    changes: overrides such as ``blocks.*.mixer=linear_attention``, see ``qkv.spec.models.surgery.operated``; overrides
+    of ``training`` apply to the training afterwards. data: text to train and evaluate on (default: the data of the
+    run). copy: as for ``qkv.load``.
 
-    See ``qkv.models.edit.transplant`` for the weights that are kept. Raises ``UserError``; Ctrl-C saves, and ``qkv
+    ``qkv.models.edit.transplant`` describes which weights are kept. Raises ``UserError``; Ctrl-C saves, and ``qkv
     train`` resumes.
     """
     if on_event is None:
@@ -119,14 +120,14 @@ def swap(
             on_event(Notice(sentence))
         length, memory = min(_LENGTH, setup.recipe.model.context_length), usable_memory() or 1 << 34
         figures = {BEFORE: _figures(old.model.to(setup.device), setup, length, memory)}
-        del old  # its memory is needed for the training
+        del old  # free its memory for the training
         figures[AFTER] = _figures(setup.model, setup, length, memory)
         healed = _heal(setup, heal, figures, (length, memory), on_event)
     return Swapped(load(folder, copy=copy), moved, healed, length, memory)
 
 
 def told(moved: list[Transferred]) -> list[str]:
-    """Describe the weights that a swap kept, initialised anew or adapted, in sentences."""
+    """Return sentences that describe which weights a swap kept, initialised at random, or adapted."""
     total, taken = sum(one.numbers for one in moved), sum(one.taken for one in moved)
     found = [f"{taken:,} of {total:,} parameters keep their weights ({taken / max(1, total):.1%})"]
     new = [path for path, how in in_words(moved) if how == NEW]
@@ -140,11 +141,11 @@ def _recipe(old: Run, changes: list[str], heal: int, data: str | None) -> Recipe
     ``heal`` steps of training.
     """
     if not 0 <= heal <= LARGEST:
-        raise UserError(f"heal: {quoted(heal)} steps are asked for; give 0 for none, or at most {LARGEST:,}")
+        raise UserError(f"heal is {quoted(heal)} steps, but must lie between 0, for no training, and {LARGEST:,}")
     source = data or old.recipe.data.source
     if source == NOT_SAID:
         raise UserError(
-            f"{old.folder} does not say what it was trained on; give --data, a text to measure and heal it with"
+            f"{old.folder} does not record its training data; give --data, a text to evaluate and train it on"
         )
     recipe = operated(old.recipe.changed(start=None, model=old.model.spec, training=_training(old, heal)), changes)
     if unrolled(recipe.model) == unrolled(old.model.spec):
@@ -153,7 +154,8 @@ def _recipe(old: Run, changes: list[str], heal: int, data: str | None) -> Recipe
         )
     if recipe.training.adapt.adds_matrices:
         raise UserError(
-            "training.adapt: healing trains all weights; add adapters afterwards, with start: and its folder"
+            "training.adapt: the training after a swap updates all weights; "
+            "to add adapters, train another run afterwards whose start is this run's folder"
         )
     start = find_start(str(old.folder))
     other: dict[str, Any] = {"source": data, "validation": None, "test": None, "columns": {}} if data else {}
@@ -168,8 +170,8 @@ def _recipe(old: Run, changes: list[str], heal: int, data: str | None) -> Recipe
 
 
 def _training(old: Run, heal: int) -> Any:
-    """Return the training settings after a swap: the old settings with a constant learning rate, which allows any
-    number of steps, and without settings by parameter name.
+    """Return the training settings after a swap: the old settings, but with a constant learning rate, which allows any
+    number of steps, and without settings for single parameter names.
     """
     training = old.recipe.training
     steps = heal or training.steps
@@ -190,7 +192,7 @@ def _training(old: Run, heal: int) -> Any:
 
 
 def _figures(model: Transformer, setup: Setup, length: int, memory: int) -> dict[str, float]:
-    """Measure metrics, speeds and sizes of ``model`` at one moment of a swap; see ``Swapped``."""
+    """Measure the metrics, speeds and sizes of ``model`` at one moment of a swap; ``Swapped`` lists them."""
     recipe = setup.recipe
     seen = measure(
         model, setup.task, setup.dataset.rows(VALIDATION, recipe.training.validation.batches), recipe.training.precision
@@ -210,8 +212,8 @@ def _figures(model: Transformer, setup: Setup, length: int, memory: int) -> dict
 def _heal(
     setup: Setup, heal: int, figures: dict[str, dict[str, float]], measured: tuple[int, int], tell: OnEvent
 ) -> dict[str, dict[str, float]]:
-    """Save the swapped model as a run, and train it for ``heal`` steps if not 0; return ``figures``, with the metrics
-    after a completed training added under ``HEALED``.
+    """Save the swapped model as a run, and train it for ``heal`` steps if not 0. Return ``figures``; after a completed
+    training they also have the metrics at the moment ``HEALED``.
     """
     folder, task_figures = setup.folder, _of_task(figures[AFTER])
     trainer = Trainer(setup, None, tell)
@@ -242,7 +244,7 @@ def _of_task(figures: Figures) -> dict[str, float]:
 
 
 def _best_figures(folder: Path) -> dict[str, float]:
-    """Return the held-out metrics of a run's best weights, measured when they were saved."""
+    """Return the held-out metrics of a run's best weights, as measured when these weights were saved."""
     run = load(folder)
     row = next(row for row in reversed(run.metrics) if row.get("step") == run.step and "val_loss" in row)
     return {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}

@@ -15,7 +15,7 @@ def counted(task: Task) -> str:
 
 
 def usage(task: Task, folder: str | Path, opening: str = "") -> tuple[str, str]:
-    """Return (purpose, shell command) for the use of a trained run: ``qkv predict`` for tasks with inputs, else ``qkv
+    """Return (purpose, shell command) for using a trained run: ``qkv predict`` for tasks with inputs, else ``qkv
     generate``. ``opening``: example input.
     """
     name = shlex.quote(str(folder))

@@ -1,7 +1,7 @@
-"""Initialisation of embeddings with pretrained word vectors, from a run or a text file.
+"""Initialise embeddings with pretrained word vectors, from a run or a text file.
 
-A token's row becomes the vector of its text without surrounding spaces, or else of its lower-case form. Tokens without
-a vector keep their random initialisation.
+Each token gets the vector of its text without surrounding spaces, or of the lower-case text if the first is missing.
+Tokens without a vector keep their random initialisation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TABLE = "frontend.table"
 
 def start_vectors(model: Transformer, spec: Model, vocabulary: Vocabulary) -> list[str]:
     """Initialise the token embeddings of ``model`` with the pretrained word vectors that ``spec`` names, if any; return
-    notices. Raises ``UserError`` on a mismatch.
+    notices. Raises ``UserError`` if sizes or vocabulary do not match.
     """
     found = []
     stacks: list[tuple[str, Stack | None, Frontend | None, Tokenizer]] = [
@@ -49,8 +49,8 @@ def _fill(table: Tensor, source: str, tokenizer: Tokenizer, key: str) -> str:
     size = len(next(iter(known.values()))) if known else table.shape[1]
     if size != table.shape[1]:
         raise UserError(
-            f"{key}: the vectors of {source!r} have {size} numbers and those of the model {table.shape[1]}; "
-            f"give model.width={size}"
+            f"{key}: the vectors in {source!r} have {size} features, but the model's embeddings have {table.shape[1]}; "
+            f"set model.width={size}"
         )
     taken = 0
     for index, word in words.items():
@@ -59,22 +59,22 @@ def _fill(table: Tensor, source: str, tokenizer: Tokenizer, key: str) -> str:
             table[index] = vector.to(table)
             taken += 1
     if not taken:
-        raise UserError(f"{key}: no token of the model is a word of {source!r}")
-    return f"{taken:,} of {table.shape[0]:,} tokens start with their vectors of {source!r}"
+        raise UserError(f"{key}: {source!r} has no vector for any token of the model")
+    return f"{taken:,} of {table.shape[0]:,} token embeddings are initialised with vectors from {source!r}"
 
 
 def words_of(tokenizer: Tokenizer) -> dict[int, str]:
-    """Return the text of each token by id, without special and whitespace-only tokens."""
+    """Return token id -> text without surrounding spaces; special tokens and whitespace tokens are omitted."""
     special = set(tokenizer.specials.values())
     words = {index: tokenizer.decode([index]).strip() for index in range(tokenizer.vocab_size) if index not in special}
     return {index: word for index, word in words.items() if word}
 
 
 def vectors_of(source: str, wanted: set[str], key: str) -> Mapping[str, Tensor]:
-    """Read the pretrained vectors (D,) of the words ``wanted``, by word, from a run folder or a text file of words and
-    numbers.
+    """Read the pretrained vectors of the words in ``wanted`` from a run folder or a text file; return word -> vector
+    (D,).
 
-    ``key``: name of the setting, for messages. Raises ``UserError``.
+    ``key``: name of the setting, for error messages. Raises ``UserError``.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -86,7 +86,7 @@ def vectors_of(source: str, wanted: set[str], key: str) -> Mapping[str, Tensor]:
 
 def _of_run(folder: Path, wanted: set[str], key: str) -> dict[str, Tensor]:
     if not (folder / WEIGHTS).is_file():
-        raise UserError(f"{key}: {folder} holds no {WEIGHTS}, so it is no trained run")
+        raise UserError(f"{key}: {folder} is not the folder of a trained run: it holds no {WEIGHTS}")
     tensors, metadata = read_tensors(folder / WEIGHTS)
     check_unedited(metadata.get(MADE_WITH), None, folder)
     table = tensors[_TABLE]
@@ -96,8 +96,8 @@ def _of_run(folder: Path, wanted: set[str], key: str) -> dict[str, Tensor]:
 
 
 def _of_text(path: Path, wanted: set[str], key: str) -> dict[str, Tensor]:
-    """Read vectors from word2vec's text format: "words size" in the first line, then a word and its numbers per line;
-    GloVe lacks the first line.
+    """Read vectors from word2vec's text format: the first line has the number of words and the vector size, each
+    further line a word and its numbers. GloVe's files lack the first line.
     """
     found: dict[str, Tensor] = {}
     size = 0
@@ -110,7 +110,7 @@ def _of_text(path: Path, wanted: set[str], key: str) -> dict[str, Tensor]:
         try:
             found[parts[0]] = torch.tensor([float(part) for part in parts[1:]])
         except ValueError:
-            raise UserError(f"{key}: line {number} of {path} is not a word and its numbers") from None
+            raise UserError(f"{key}: line {number} of {path} is not a word followed by numbers") from None
         if len(parts) - 1 != size:
             raise UserError(
                 f"{key}: line {number} of {path} has {len(parts) - 1} numbers, and the lines before it have {size}"

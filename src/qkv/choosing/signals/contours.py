@@ -1,4 +1,4 @@
-"""Recipes chosen for the contours of shapes: model and training length."""
+"""Choose a recipe for the contours of shapes: model and training length."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qkv.spec.tasks import Task as TaskSpec
 
 _EPOCHS = 40
 _FEW = 2_000
-"""Shapes below which the model is smaller."""
+"""Number of shapes below which the model is smaller."""
 _ROWS = 32
 
 
@@ -28,7 +28,7 @@ def choose_contours(asked: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per shape.
 
     A transformer over the points of the contours and convolutions along them compete in heats
-    (``qkv.training.race.heats``), beside a linear model of the silhouettes.
+    (``qkv.training.race.heats``); the winner is combined with a linear model of the silhouettes.
     """
     processor, count = asked.data.processor, len(asked.values)
     assert isinstance(processor, Contours)
@@ -59,6 +59,6 @@ def _model(count: int, task: TaskSpec) -> Model:
 
 
 def _candidates() -> dict[str, dict[str, Any]]:
-    """Return the models that compete in heats, as overrides of the recipe."""
+    """Return the models that compete in heats: name -> overrides of the recipe."""
     block = [{"branches": ["convolution(7)", "feed_forward"], "dropout": 0.1}]
     return {"transformer": {}, "convolution": {"model.blocks": block}}

@@ -1,4 +1,4 @@
-"""Recipes chosen for the prediction of edges."""
+"""Choose a recipe for the prediction of edges."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _WIDTH = 64
 def choose_edges(asked: RecipeRequest) -> Recipe:
     """Choose a recipe that predicts the missing edges of a graph.
 
-    Two steps of propagation give each node a vector. The contestants on the validation edges also include a logistic
-    regression on common neighbours and similarity, and each of these two indices alone.
+    Two steps of propagation give each node a vector. On the validation edges, this model competes with a logistic
+    regression on common neighbours and similarity, and with each of these two indices alone.
     """
     given = asked.data
     table = open_graph(given)

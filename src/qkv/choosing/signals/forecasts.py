@@ -1,4 +1,4 @@
-"""Recipes chosen for time series: context, parts, model and training length."""
+"""Choose a recipe for time series: context length, splits, model and training length."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _PERIODS, _HORIZONS = 4, 3
 """Minimum length of the context, as a number of seasonal periods and of horizons."""
 _EPOCHS, _MOST = 30, 4000
 _PARTS, _FEW = (0.7, 0.1, 0.2), 0.5
-"""Fractions of the steps in training, validation and test split; minimum fraction of a split's steps that have a
+"""Fractions of the steps in the training, validation and test split; minimum fraction of a split's steps that have a
 value.
 """
 _ROWS = 256
-"""Approximate number of rows of a batch: windows times channels."""
+"""Approximate number of rows per batch: windows times channels."""
 
 
 class _Lengths(NamedTuple):
     """Numbers of steps of the longest series, of the context, of the horizon and of the splits (``parts``); approximate
-    number of windows to train on.
+    number of training windows.
     """
 
     series: int
@@ -55,10 +55,10 @@ class _Lengths(NamedTuple):
 def choose_forecast(asked: RecipeRequest) -> Recipe:
     """Choose a recipe that forecasts the series of a table.
 
-    The model is a Transformer over patches of each channel (PatchTST, Nie et al. 2023) that predicts quantiles, beside
-    a linear map of the window (DLinear). The run keeps the best on the validation split among both, their mixtures, and
-    naive forecasts. Context: the longest of four seasons, three horizons and 32 steps, as far as the series are long
-    enough. Horizon, if no override names one: a season, else 24 steps.
+    The model is a Transformer over patches of each channel (PatchTST, Nie et al. 2023) that predicts quantiles,
+    combined with a linear map of the window (DLinear). The run keeps the best of both, their mixtures, and naive
+    forecasts on the validation split. Context: the largest of four seasons, three horizons and 32 steps, at most as
+    many as the length of the series allows. Horizon, unless an override sets it: a season, else 24 steps.
 
     Raises ``UserError`` for an unusable table, or series too short for the horizon.
     """
@@ -85,8 +85,8 @@ def choose_forecast(asked: RecipeRequest) -> Recipe:
 
 
 def _lengths(panel: Panel, period: int | None, horizon: Any, context: Any) -> _Lengths:
-    """Choose the lengths. ``horizon``, ``context``: values set by the user, or None. Raises ``UserError`` for short
-    series.
+    """Choose the lengths. ``period``: steps per season; ``horizon``, ``context``: values set by the user; each may be
+    None. Raises ``UserError`` if the series are too short.
     """
     longest = max(each.length for each in panel.series)
     low = min(each.first for each in panel.series)
@@ -94,13 +94,13 @@ def _lengths(panel: Panel, period: int | None, horizon: Any, context: Any) -> _L
     ahead = horizon if isinstance(horizon, int) and horizon > 0 else min(period or 24, max(1, longest // 10))
     validation, test = max(round(0.1 * total), ahead), max(round(0.2 * total), ahead)
     rest = total - validation - test
-    most = (rest - ahead) // 2  # leaves as many windows as a context has steps
+    most = (rest - ahead) // 2  # longest context that leaves as many windows as it has steps
     wanted = min(_LONGEST, max(_PERIODS * (period or 0), _HORIZONS * ahead, 32))
     found = context if isinstance(context, int) and context > 0 else min(wanted, most)
     if found < _SHORTEST:
         raise UserError(
             f"{panel.name}: the longest series has {longest:,} steps, too few to learn to forecast {ahead} "
-            f"({3 * ahead + 2 * _SHORTEST} are the least); give more data, or a smaller task.horizon"
+            f"(at least {3 * ahead + 2 * _SHORTEST} are required); give more data, or a smaller task.horizon"
         )
     parts = (rest, validation, test) if validation == ahead or test == ahead else _shares(panel, low, total, ahead)
     windows = sum(max(0, round(0.7 * each.length) - found - ahead) for each in panel.series)
@@ -108,8 +108,8 @@ def _lengths(panel: Panel, period: int | None, horizon: Any, context: Any) -> _L
 
 
 def _shares(panel: Panel, low: int, total: int, ahead: int) -> tuple[float, ...]:
-    """Choose the sizes of the splits, as fractions of the steps. If most steps of a split have no value, the sizes are
-    numbers of steps that divide the steps with a value in the same proportions.
+    """Choose the sizes of the splits, as fractions of the steps. If most steps of a split have no value, return numbers
+    of steps instead, which divide the steps that have a value in the same proportions.
 
     ``low``: first step of all series; ``total``: number of steps; each split has at least ``ahead`` steps.
     """
@@ -128,7 +128,7 @@ def _shares(panel: Panel, low: int, total: int, ahead: int) -> tuple[float, ...]
 def _moved(parts: tuple[float, ...]) -> str:
     """Describe the splits in a clause if their sizes are numbers of steps; "" if they are fractions."""
     steps = ", ".join(f"{part:,}" for part in parts[:2])
-    return f", parts of {steps} and {parts[2]:,} steps" if max(parts) > 1 else ""
+    return f", splits of {steps} and {parts[2]:,} steps" if max(parts) > 1 else ""
 
 
 def _model(lengths: _Lengths, channels: int) -> Model:

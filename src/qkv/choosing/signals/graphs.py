@@ -1,4 +1,4 @@
-"""Recipes chosen for graphs and this machine: encodings, model and training length."""
+"""Choose a recipe for graphs and this machine: encodings, model and training length."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from qkv.tasks.registry import build_task
 
 _EPOCHS = 60
 _FEW = 2_000
-"""Graphs below which the model is smaller."""
+"""Number of graphs below which the model is smaller."""
 _ROWS = 32
 _SAMPLE = 300
 _WALK, _DEGREE = 8, 8
 _BUCKETS, _OUTPUTS = 1 << 17, 1 << 21
-"""Maximum number of hash buckets for subtrees; maximum of this number times the number of classes."""
+"""Maximum number of hash buckets for subtrees; maximum product of this number and the number of classes."""
 
 
 @chooses(Graphs)
@@ -34,7 +34,7 @@ def choose_graphs(asked: RecipeRequest) -> Recipe:
 
     Four models compete in heats (``qkv.training.race.heats``): attention among all nodes in parallel with propagation
     over the edges, propagation alone, sums over neighbours (GIN), and a network of single nodes that reads neither
-    edges nor their encodings. The winner runs beside a linear model of subtrees (``qkv.training.wide.fit``).
+    edges nor their encodings. The winner is combined with a linear model of subtrees (``qkv.training.wide.fit``).
     """
     graphs = asked.values
     processor = _processor(asked.data)
@@ -52,8 +52,8 @@ def choose_graphs(asked: RecipeRequest) -> Recipe:
 
 
 def _processor(data: Data) -> Graphs:
-    """Return the processor with standardised features, and with encodings of walks and degrees unless it has encodings
-    of its own. The fitted processor of a model that is fine-tuned is returned unchanged.
+    """Return the processor with standardised features, and with encodings of walks and degrees unless the data has its
+    own encodings. The processor of a model that is fine-tuned is already fitted and returned unchanged.
     """
     given = cast("Graphs", data.processor)
     if given.given_columns is not None:
@@ -64,7 +64,7 @@ def _processor(data: Data) -> Graphs:
 
 
 def _size(processor: Graphs, graphs: list[Any]) -> int:
-    """Return the mean number of nodes of a sample of readable graphs. Raises ``UserError`` if none is readable."""
+    """Return the mean number of nodes in a sample of readable graphs. Raises ``UserError`` if no graph is readable."""
     count = build_processor(processor.changed(num_features=0, tags=())).count  # type: ignore[attr-defined]
     sizes = readable(count, graphs[:: max(1, len(graphs) // _SAMPLE)], "graph")
     return max(1, round(sum(sizes) / len(sizes)))
@@ -89,16 +89,14 @@ def _model(count: int, task: TaskSpec, wide: Subtrees) -> Model:
 
 
 def _wide(asked: RecipeRequest) -> Subtrees:
-    """Return the wide path with hash buckets for the subtrees of all nodes; many classes reduce the number of
-    buckets.
-    """
+    """Return the wide path with hash buckets for the subtrees of all nodes; the more classes, the fewer buckets."""
     target = build_task(asked.task, asked.data).target.name  # type: ignore[attr-defined]
     targets = {row[target] for row in asked.records.splits["train"] if isinstance(row[target], str)}
     return Subtrees(buckets=min(_BUCKETS, _OUTPUTS // max(1, len(targets))))
 
 
 def _candidates(processor: Graphs) -> dict[str, dict[str, Any]]:
-    """Return the models that compete in heats, as overrides of the recipe."""
+    """Return the models that compete in heats: name -> overrides of the recipe."""
     edges = [{"branches": ["propagation", "feed_forward"], "dropout": 0.2}]
     sums = [{"branches": ["gin"], "norm": "batch_norm", "dropout": 0.2}]
     bag = [{"branches": ["feed_forward"], "dropout": 0.2}]

@@ -1,4 +1,4 @@
-"""Recipes chosen for images and this machine: size, patches, model and training length."""
+"""Choose a recipe for images and this machine: size, patches, model and training length."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from qkv.spec.signals.images import Crop, Flip, Images, Patches, Pixels
 from qkv.spec.tasks import Task as TaskSpec
 
 _GRID = 8
-"""Approximate number of rows, and of columns, in the grid of positions of a transformer."""
+"""Approximate number of rows, and of columns, in a transformer's grid of positions."""
 _EPOCHS = 40
 _FEW = 2_000
-"""Images below which the model and its batches are smaller."""
+"""Number of images below which the model and its batches are smaller."""
 _FEW_ROWS, _ROWS = 32, 64
 
 
@@ -33,8 +33,9 @@ _FEW_ROWS, _ROWS = 32, 64
 def choose_images(asked: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per image.
 
-    A transformer over patches behind a small convolutional stem, one over plain patches, and a convolutional network
-    compete in heats (``qkv.training.race.heats``). Images are flipped and shifted at random in training.
+    Three models compete in heats (``qkv.training.race.heats``): a transformer over patches after a small convolutional
+    stem, a transformer over plain patches, and a convolutional network. In training, images are flipped and shifted at
+    random.
     """
     count = len(asked.values)
     processor, (height, width) = _processor(asked)
@@ -54,7 +55,9 @@ def choose_images(asked: RecipeRequest) -> Recipe:
 
 
 def _processor(asked: RecipeRequest) -> tuple[Images, tuple[int, int]]:
-    """Return (processor fitted to the training images, with augmentation unless it names its own; (height, width))."""
+    """Return (processor fitted to the training images, (height, width)). The processor gets augmentation unless it
+    already has some.
+    """
     processor = fitted_pixels(asked)
     assert isinstance(processor, Images)
     height, width = processor.height, processor.width
@@ -74,7 +77,7 @@ def fitted_pixels(asked: RecipeRequest) -> Pixels:
     if memory is not None and size > memory / 2:
         raise UserError(
             f"data.source: the training data take {size / 1e9:.1f} GB at {processor.height} × {processor.width} "
-            "pixels, more than half of the memory; name a processor of a smaller size in a recipe"
+            "pixels, more than half of the memory; set a smaller height and width of the processor in a recipe"
         )
     return processor
 
@@ -97,13 +100,13 @@ def _block(width: int) -> Block:
 
 
 def _patch(side: int, stages: int) -> int:
-    """Return the patch size that gives about ``_GRID`` rows after ``stages`` halvings of ``side`` pixels."""
+    """Return the patch size with which ``side`` pixels, halved ``stages`` times, give about ``_GRID`` rows."""
     return max(1, round(side / 2**stages / _GRID))
 
 
 def _candidates(side: int, width: int) -> dict[str, dict[str, Any]]:
-    """Return the models that compete in heats, as overrides of the recipe: its own model; plain patches; a
-    convolutional network.
+    """Return the models that compete in heats: name -> overrides of the recipe. They are its own model, a transformer
+    over plain patches, and a convolutional network.
     """
     plain = {"model.frontend.stem": [], "model.frontend.patch": _patch(side, 0)}
     network = {

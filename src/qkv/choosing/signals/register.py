@@ -1,4 +1,4 @@
-"""Register of the functions that choose a recipe for a task or a kind of signal."""
+"""Register of the functions that choose a recipe, each for a task or a kind of signal."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from qkv.tasks.registry import build_task
 
 
 class RecipeRequest:
-    """Request for a recipe: task, data with the processor of its kind (None for text), overrides, and machine."""
+    """Input of the functions that choose a recipe: task, data with the processor of its kind (None for text),
+    overrides, and machine.
+    """
 
     def __init__(self, task: Task, data: Data, changes: Sequence[str], machine: Machine | None = None):
         self.task, self.data, self.changes, self._machine = task, data, changes, machine
 
     @cached_property
     def records(self) -> Records:
-        """Examples of the data, as values of the task's roles. Raises ``UserError``."""
+        """Examples of the data: for each split, rows that map the task's roles to values. Raises ``UserError``."""
         return open_records(self.data, build_task(self.task, self.data).roles)  # type: ignore[attr-defined]
 
     @property
@@ -40,7 +42,7 @@ class RecipeRequest:
 
     @cached_property
     def machine(self) -> Machine:
-        """Machine for which the recipe is chosen; default: this one."""
+        """Machine for which the recipe is chosen; default: this machine."""
         return self._machine or this_machine()
 
 
@@ -51,8 +53,8 @@ _CHOICES: Register[type[Part], Choice] = Register("qkv.choosing.signals")
 
 
 def chooses(part: type[Task] | type[Processor]) -> Callable[[Choice], Choice]:
-    """Register the decorated function to choose recipes for the task ``part``, whatever its data, or for data that the
-    processor ``part`` reads.
+    """Return a decorator that registers a function to choose recipes for the task ``part``, on all kinds of data, or
+    for all data that the processor ``part`` reads.
     """
 
     def register(found: Choice) -> Choice:
@@ -70,5 +72,5 @@ def choice_for(part: Task | Processor | None) -> Choice | None:
 
 
 def has_choice(part: type[Part]) -> bool:
-    """True if a function chooses recipes for a kind of task or processor."""
+    """Return True if a function that chooses recipes is registered for this class of task or processor."""
     return _CHOICES.find(part) is not None

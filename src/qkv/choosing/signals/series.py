@@ -1,4 +1,4 @@
-"""Recipes chosen for rows that are series: patches, model and training length."""
+"""Choose a recipe for rows that are series: patches, model and training length."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from qkv.spec.signals.series import Series, SeriesPatches
 from qkv.spec.tasks import Task as TaskSpec
 
 _PATCHES = 32
-"""Approximate number of patches of a series of usual length; each patch overlaps the next by half."""
+"""Approximate number of patches of a series of typical length; each patch overlaps the next by half."""
 _EPOCHS = 40
 _FEW = 2_000
-"""Series below which the model is smaller."""
+"""Number of series below which the model is smaller."""
 _ROWS = 32
 _SAMPLE = 2_000
 
@@ -36,8 +36,8 @@ _SAMPLE = 2_000
 def choose_series(asked: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per series.
 
-    Three models compete in heats (``qkv.training.race.heats``): a transformer over patches, one over patches of
-    standardised series, and convolutions over the patches.
+    Three models compete in heats (``qkv.training.race.heats``): a transformer over patches, a transformer over patches
+    of standardised series, and convolutions over the patches.
     """
     data, values = asked.data, asked.values
     assert data.processor is not None
@@ -65,7 +65,7 @@ def choose_series(asked: RecipeRequest) -> Recipe:
 
 
 def _lengths(values: list[Any], processor: Series) -> np.ndarray:
-    """Return the numbers of steps of the readable series."""
+    """Return the numbers of steps of the readable series, an integer array; [1] if none is readable."""
     found = list[int]()
     for value in values:
         try:
@@ -100,7 +100,7 @@ def _model(count: int, usual: int, longest: int, task: TaskSpec) -> Model:
 
 
 def _candidates() -> dict[str, dict[str, Any]]:
-    """Return the models that compete in heats, as overrides of the recipe."""
+    """Return the models that compete in heats: name -> overrides of the recipe."""
     block = [{"branches": ["convolution(5)", "feed_forward"], "dropout": 0.2}]
     return {
         "transformer": {},

@@ -1,4 +1,4 @@
-"""Settings that recipes chosen for data share: time budget, quick form, and length of training."""
+"""Settings common to all recipes that are chosen for data: time budget, short form, and training length."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
 MINUTES = 5.0
 """Default time budget of automatic recipes (``training.minutes``)."""
 _SHORT = 500
-"""Maximum number of steps of the quick form."""
+"""Maximum number of steps of the short form."""
 _FEWEST = 300
 _PATIENCE = 8
 
 
 def short_form(steps: int) -> dict[str, Any]:
-    """Return the overrides for the quick form, a short try, of a recipe whose full form has ``steps`` steps."""
+    """Return the overrides for the short form of a recipe, a quick trial; ``steps``: number of steps of the full
+    recipe.
+    """
     short = max(1, min(steps // 10, _SHORT))
     return {"training.steps": short, "training.validation.every": max(1, short // 4)}
 
@@ -31,11 +33,12 @@ def training_of(
     validated: int | None = None,
     validations: int = 10,
 ) -> Training:
-    """Build training settings for ``epochs`` of ``examples`` in batches of ``rows``, within the budget of ``MINUTES``.
+    """Build training settings for ``epochs`` epochs of ``examples`` rows in batches of ``rows``, within the budget of
+    ``MINUTES``.
 
     Training makes at most ``most`` steps. Every epoch, and at least ``validations`` times, it validates on
-    ``validated`` batches (None: all), and stops when the validation no longer improves. ``final``: share of the
-    learning rate at the end.
+    ``validated`` batches (None: all), and stops when the validation no longer improves. ``final``: learning rate at the
+    end, as a share of the highest.
     """
     epoch = max(1, examples // rows)
     wanted = max(_FEWEST, epochs * epoch)

@@ -1,4 +1,4 @@
-"""Recipes chosen for clips and this machine: frames, tubelets, model and training length."""
+"""Choose a recipe for clips and this machine: frames, tubelets, model and training length."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ many over long tubelets.
 """
 _EPOCHS = 30
 _FEW = 2_000
-"""Clips below which the model and its batches are smaller."""
+"""Number of clips below which the model and its batches are smaller."""
 _FEW_ROWS, _ROWS = 16, 32
 
 
@@ -33,8 +33,8 @@ _FEW_ROWS, _ROWS = 16, 32
 def choose_video(asked: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per clip.
 
-    Transformers over tubelets of two frames, over tubelets of all frames, and over single frames whose order is not
-    known compete in heats (``qkv.training.race.heats``), beside a linear model of the mean of the frames.
+    Three transformers compete in heats (``qkv.training.race.heats``): over tubelets of two frames, over tubelets of all
+    frames, and over single frames without their order. The winner is combined with a linear model of the mean frame.
     """
     processor, count = fitted_pixels(asked), len(asked.values)
     assert isinstance(processor, Video)
@@ -75,7 +75,7 @@ def _patch(side: int, rows: int) -> int:
 
 
 def _candidates(frames: int, side: int) -> dict[str, dict[str, Any]]:
-    """Return the models that compete in heats, as overrides of the recipe."""
+    """Return the models that compete in heats: name -> overrides of the recipe."""
     if frames == 1:
         return {}
     whole = {"model.frontend.depth": frames, "model.frontend.patch": _patch(side, 2 * _GRID)}

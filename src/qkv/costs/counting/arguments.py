@@ -1,7 +1,7 @@
-"""Tensors among the arguments and results of operators: lists, tuples and dictionaries, nested in each other.
+"""Find and replace tensors in the arguments and results of operators: nested lists, tuples and dictionaries.
 
-A count looks at them several times per operator. torch's own functions for trees know more types and take most of the
-time of a count.
+These functions run several times per operator. torch's own functions for nested structures support more types, and
+would take most of the time of a count.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """Return the tensors in ``value``, in order."""
+    """Return all tensors in ``value``, in order."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
@@ -24,7 +24,7 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def map_tensors(f: Callable[[Tensor], Any], value: Any) -> Any:
-    """Return ``value`` with ``f(t)`` in place of each tensor t."""
+    """Return a copy of ``value`` in which ``f(t)`` replaces each tensor t."""
     if isinstance(value, Tensor):
         return f(value)
     if isinstance(value, dict):

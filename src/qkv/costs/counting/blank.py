@@ -1,8 +1,8 @@
-"""Tensors without values, to run a model without memory or arithmetic.
+"""Tensors without values, with which a model runs without memory or arithmetic.
 
 A ``Blank`` has shape, strides, dtype and autograd history, and reports the CPU as its device. Autocast, the selection
-of kernels and the tensors that autograd saves are thus the same as in a real run. Small integer and boolean tensors
-(positions, lengths, masks) keep their values, so that code may read them.
+of kernels and the tensors that autograd saves are therefore the same as in a real run. Small integer and boolean
+tensors (positions, lengths, masks) keep their values, so that code may read them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _aten = torch.ops.aten
 
 
 class Blank(Tensor):
-    """A CPU tensor without values. ``body``: tensor of the same layout on the meta device."""
+    """CPU tensor without values. ``body``: tensor with the same shape, strides and dtype on the meta device."""
 
     body: Tensor
     is_meta = True  # type: ignore[assignment]
@@ -52,7 +52,9 @@ class Blank(Tensor):
 
 
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operator without values, or with values if no input is a ``Blank`` and inputs and result are small."""
+    """Run an operator without values; with values if no input is a ``Blank`` and the inputs and the result are
+    small.
+    """
     given = tensors((args, kwargs))
     if not given:
         return _made(func, args, kwargs)
@@ -63,7 +65,7 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func in _READS:
         raise UserError(
             f"a part of the model reads values of a tensor ({func.overloadpacket.__name__}), "
-            "and costs are counted without values; where x.is_meta, take a path that depends on shapes only"
+            "but costs are counted without values; if x.is_meta, compute with shapes only"
         )
     name = func.overloadpacket.__name__
     if name.endswith("_") and not name.endswith("__") and name not in _RESHAPES:
@@ -81,7 +83,9 @@ _RESHAPES = {"t_", "transpose_", "squeeze_", "unsqueeze_", "resize_", "swapaxes_
 
 
 def _made(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a factory function: a small integer or boolean tensor, or a single number, is real; others are ``Blank``."""
+    """Run a function that creates a tensor. The result has values if it is a small integer or boolean tensor, or a
+    single number; else it is a ``Blank``.
+    """
     shape = args[0] if args and isinstance(args[0], (list, tuple)) else None
     if func in _RANDOM_INTEGERS:
         shape = next(arg for arg in args if isinstance(arg, (list, tuple)))
@@ -109,18 +113,22 @@ def _filled(args: tuple[Any, ...], func: Any) -> torch.dtype:
 
 
 def _broadcast(tensors: Sequence[Tensor]) -> torch.Size:
-    """Return the broadcast shape; ``torch.broadcast_shapes`` would import a package for symbolic shapes."""
+    """Return the broadcast shape of ``tensors``. ``torch.broadcast_shapes`` is avoided because it imports a package for
+    symbolic shapes.
+    """
     axes = zip_longest(*(reversed(t.shape) for t in tensors), fillvalue=1)
     return torch.Size([next((size for size in sizes if size != 1), 1) for sizes in axes][::-1])
 
 
 def body(t: Tensor) -> Tensor:
-    """Return a meta tensor of the layout of ``t``; for a ``Blank``, its body."""
+    """Return a tensor on the meta device with the shape, strides and dtype of ``t``; for a ``Blank``, its body."""
     return t.body if isinstance(t, Blank) else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
 
 
 def _pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """Infer the result of a pointwise operator: shape by broadcasting, dtype by running it on one-element tensors."""
+    """Infer the result of a pointwise operator: its shape by broadcasting, its dtype by running the operator on
+    one-element tensors.
+    """
     given = tensors((args, kwargs))
     shape = _broadcast(given)
     one = func(*map_tensors(_single, args), **map_tensors(_single, kwargs))
@@ -134,7 +142,7 @@ def _pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tens
 
 
 def _like(t: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return ``empty_like(t)`` on the meta device: dense, with the memory order of the axes of ``t``."""
+    """Return ``empty_like(t)`` on the meta device: dense, with the axes of ``t`` in the same memory order."""
     if t.is_contiguous() or 0 in t.stride():
         return torch.empty(t.shape, dtype=dtype or t.dtype, device="meta")
     order = sorted(range(t.dim()), key=lambda axis: t.stride(axis), reverse=True)
@@ -155,10 +163,10 @@ def _new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 
 
 def _reduced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Infer the result of a reduction over some axes; dtype by running the operator on a one-element tensor."""
+    """Infer the result of a reduction over some axes; its dtype by running the operator on a one-element tensor."""
     x = args[0]
     one = func(_single(x), *args[1:], **kwargs)
-    if one.dim() == x.dim():  # axes are kept, or there are none
+    if one.dim() == x.dim():  # with keepdim, or for a scalar
         axes = args[1] if len(args) > 1 else []
     else:
         axes = args[1] if len(args) > 1 and args[1] else range(x.dim())
@@ -169,7 +177,7 @@ def _reduced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor
 
 
 def _joined(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """Infer the result of cat; None if the dtypes differ or all inputs are empty vectors."""
+    """Infer the result of torch.cat; None if the dtypes differ or all inputs are empty vectors."""
     parts = [t for t in args[0] if t.numel() or t.dim() > 1]
     if not parts or any(t.dtype != parts[0].dtype for t in parts):
         return None
@@ -211,7 +219,9 @@ def _layer_norm_gradient(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Infer output and log-sum-exp of torch's fused attention; in memory, the position axis precedes the head axis."""
+    """Infer output and log-sum-exp of torch's fused attention, whose memory order has the position axis before the head
+    axis.
+    """
     q, v = args[0], args[2]
     rows, heads, count = q.shape[:3]
     out = torch.empty((rows, count, heads, v.shape[-1]), dtype=q.dtype, device="meta").transpose(1, 2)
@@ -243,12 +253,12 @@ def _like_second(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Te
 
 
 def _nonzero(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Return an index for every element: an upper bound, since the values are unknown."""
+    """Return one index for every element, an upper bound because the values are unknown."""
     return torch.empty((args[0].numel(), args[0].dim()), dtype=torch.int64, device="meta")
 
 
 def _indexed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Infer the result of indexing; a mask with values selects its true elements, a ``Blank`` mask all elements."""
+    """Infer the result of indexing. A mask with values selects its true elements, a ``Blank`` mask all elements."""
     x, places = args[0], []
     for index in args[1]:
         if index is None or index.dtype != torch.bool:
@@ -300,14 +310,14 @@ _RULES: dict[Any, Any] = {
     _aten.embedding.default: _embedding,
     _aten.embedding_dense_backward.default: _embedding_gradient,
 }
-"""Rules for the results of frequent operators.
+"""Functions that infer the results of frequent operators.
 
-They avoid the first call of torch's own meta kernels, which imports its compiler and takes over a second.
+They avoid torch's own meta kernels, whose first call imports torch's compiler and takes over a second.
 """
 
 
 def _by_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run torch's meta kernel of an operator; views and in-place results share the input's storage."""
+    """Run torch's meta kernel of an operator; views and in-place results share the storage of the input."""
     if "device" in kwargs:
         kwargs = {**kwargs, "device": "meta"}
     known: dict[int, Tensor] = {}

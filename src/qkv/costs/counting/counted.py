@@ -1,4 +1,4 @@
-"""Cost of a model, counted while the model itself runs forward and backward on tensors without values."""
+"""Count the cost of a model while the model itself runs forward and backward on tensors without values."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ from qkv.spec.training import Training
 from qkv.state.tree import nbytes
 
 ENCODER, LATENTS, INNER, OWN = "encoder ", "latents' ", "segmentation's ", ""
-"""Name prefixes of the parts of encoders, latents, segmentations, and of the model's own stack."""
+"""Prefixes of the names of parts: of encoders, latents, segmentations, and of the model's own stack."""
 
 
 _AROUND = 1.5
-"""Time of a decoding step, including Python code, divided by the time of its operators; measured on five models."""
+"""Ratio of the time of a decoding step, including Python code, to the time of its operators; measured on five
+models.
+"""
 HERE = "here"
-"""Value of ``attention`` and ``irregular`` that stands for the implementations chosen by this process."""
+"""Value of ``attention`` and ``irregular`` that means the implementations chosen in this process."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Arguments of ``cost``, with all defaults filled in."""
+    """Arguments of ``cost`` with all defaults filled in."""
 
     model: Model
     batch_size: int
@@ -64,7 +66,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Trained:
-    """Numbers of parameters. parameters: trainable; matrices: trainable, in matrices of blocks; added: in adapters."""
+    """Numbers of parameters. parameters: trainable; matrices: trainable and in matrices of blocks; added: in
+    adapters.
+    """
 
     parameters: int
     matrices: int
@@ -76,7 +80,7 @@ class Counted:
     """Result of counting. parts, blocks, encoder, latents, inner: see ``Cost``.
 
     kept: bytes saved at the end of the forward pass.   peak: maximum bytes beyond weights and optimiser state, without
-    the gradients that earlier passes have accumulated.
+    the gradients that earlier passes of the update have accumulated.
     """
 
     parts: dict[str, Share]
@@ -91,7 +95,9 @@ class Counted:
 
 @dataclass(frozen=True)
 class Key:
-    """Key of a part: prefix of its stack, name, layer in order of execution (None outside of layers), and branch."""
+    """Key of a part: prefix of its stack, name, index of its layer in order of execution (None outside layers), index
+    of its branch.
+    """
 
     stack: str
     name: str
@@ -101,11 +107,13 @@ class Key:
 
 _SEGMENTATION = Key(OWN, "segmentation")
 Stage = tuple[str, int | str]
-"""Stage of the run: (prefix of the stack, layer in order of execution, or "embedding" or "end")."""
+"""Label of a segment of the run: (prefix of the stack, index of the layer in order of execution, or "embedding" or
+"end").
+"""
 
 
 class _Run:
-    """One model without values, run under a counter."""
+    """Model without values that is run under a ``Counter``."""
 
     def __init__(self, asked: Asked, small: Reduced):
         self.asked, self.small, self.counter = asked, small, Counter()
@@ -131,7 +139,9 @@ class _Run:
             yield
 
     def _assumed(self, op: str, case: str, among: Collection[str]) -> str | None:
-        """Choose without timing: the requested implementation of attention, else the first candidate, torch's."""
+        """Choose an implementation without timing: for attention the requested one, for other ops the first candidate,
+        torch's own.
+        """
         if not among:
             return None
         if op != "attention":
@@ -140,14 +150,14 @@ class _Run:
         return asked if asked != HERE else made(op, case) or "sdpa"
 
     def stacks(self) -> Iterator[tuple[str, Layered]]:
-        """Return (prefix of its parts, stack) of each stack, in order of execution."""
+        """Yield (prefix of its parts, stack) of each stack, in order of execution."""
         model = self.model
         inner = model.segmentation and model.segmentation.inner
         found = ((ENCODER, model.encoder), (LATENTS, model.latents), (INNER, inner), (OWN, model))
         return ((prefix, layered) for prefix, layered in found if layered is not None)
 
     def modules(self) -> Iterator[tuple[Key, nn.Module]]:
-        """Yield (key, module) of the parts outside of layers; owners of shared weights come first."""
+        """Yield (key, module) of the parts outside layers; of modules that share weights, the owner comes first."""
         model = self.model
         yield Key(OWN, "embedding"), model.frontend
         if model.encoder is not None:
@@ -172,7 +182,7 @@ class _Run:
 
     def _watch_block(self, prefix: str, i: int, block: nn.Module, blocks: int) -> None:
         def entered(*_: Any) -> None:
-            self.step[prefix] = (self.step.get(prefix, -1) + 1) % blocks  # segments pass through the blocks again
+            self.step[prefix] = (self.step.get(prefix, -1) + 1) % blocks  # each segment passes through all blocks
 
         block.register_forward_pre_hook(entered)
         for name, j, module in parts_of(block):
@@ -180,7 +190,9 @@ class _Run:
         block.register_forward_hook(lambda *hooked: self._staged((prefix, self.step[prefix]))(*hooked))
 
     def _staged(self, stage: Stage) -> Callable[..., Any]:
-        """Build a forward hook that ends a stage, and begins its backward part when the backward pass reaches it."""
+        """Return a forward hook that ends a stage, and starts its backward stage when the backward pass arrives
+        there.
+        """
 
         def hook(module: nn.Module, given: Any, out: Any) -> Any:
             if self.counter.backward or not torch.is_grad_enabled():
@@ -200,7 +212,7 @@ class _Run:
         self.stage = stage
 
     def state_bytes(self, branch: Branch, layer: int) -> int:
-        """Return the bytes of a branch's state after all positions, in the precision of the weights.
+        """Return the bytes of a branch's decoding state after all positions, in the precision of the weights.
 
         They include the state that a branch computes from a memory, such as an encoder's output.
         """
@@ -220,7 +232,7 @@ class _Run:
     def train(self, plain: bool = False) -> tuple[list[Segment], int]:
         """Run the forward and backward passes of one update; return (segments, number of forward segments).
 
-        plain: save activations in reversible blocks too, as they do with a tap.
+        plain: let reversible blocks save activations too, as they do with a tap.
         """
         self.model.zero_grad()
         passes = 2 if self.asked.training.accumulate > 1 else 1  # from the second pass on, gradients exist
@@ -243,7 +255,7 @@ class _Run:
         return list(counter.segments), forward
 
     def decode(self) -> dict[Key, Tally]:
-        """Run one decoding step after ``length`` - 1 positions; return its tallies by part."""
+        """Run one decoding step after ``length`` - 1 positions; return part -> tally."""
         asked, model = self.asked, self.model.eval()
         with self._counting(), torch.no_grad():
             generator = torch.Generator()
@@ -268,7 +280,7 @@ def parts_of(block: nn.Module) -> Iterator[tuple[str, int, nn.Module]]:
 
 
 def counted(asked: Asked) -> Counted:
-    """Count the cost of a model. Results are cached, except for implementations chosen by this process (``HERE``)."""
+    """Count the cost of a model. Results are cached, except for implementations chosen in this process (``HERE``)."""
     return _counted(asked) if HERE in (asked.attention, asked.irregular) else _remembered(asked)
 
 
@@ -277,16 +289,14 @@ def _remembered(asked: Asked) -> Counted:
     return _counted(asked)
 
 
-@torch.random.fork_rng(
-    devices=[]
-)  # a training run counts its cost between two steps, whose random numbers must not change
+@torch.random.fork_rng(devices=[])  # counting during a training run must not change its random numbers
 def _counted(asked: Asked) -> Counted:
-    """Build the model without memory, run a training step, and a decoding step if it decodes."""
+    """Build the model without memory; run a training step, and a decoding step if the model decodes."""
     small = reduced(asked.model, whole=asked.partly)
     run = _Run(asked, small)
     segments, forward = run.train(plain=True)
     shares = {key: _share(tally) for key, tally in run.counter.tallies.items()}
-    if asked.model.reversible:  # a branch is recomputed to its end
+    if asked.model.reversible:  # a branch is recomputed completely
         shares = {key: replace(share, ending=0) if key.stack == OWN else share for key, share in shares.items()}
     if asked.training.recompute or asked.model.reversible:
         run.model.recompute_blocks(asked.training.recompute)
@@ -337,7 +347,7 @@ def _sizes(run: _Run) -> dict[Key, Share]:
         return Share(parameters=sum(p.numel() for p in new), matrices=maps_alone, idle=idle, unread=unread)
 
     modules, segmentation = dict(run.modules()), run.model.segmentation
-    modules.pop(_SEGMENTATION, None)  # it holds a stack of its own, which is counted before
+    modules.pop(_SEGMENTATION, None)  # counted last, because it contains a stack that is counted separately
     for key, module in modules.items():
         found[key] = own(module)
     for prefix, layered in run.stacks():
@@ -354,7 +364,7 @@ def _sizes(run: _Run) -> dict[Key, Share]:
 
 
 def _idle(module: nn.Module, rows: int) -> tuple[int, int]:
-    """Return the numbers of parameters that one position, and ``rows`` positions, leave unused."""
+    """Return the numbers of parameters that are not used for one position, and for ``rows`` positions."""
     return (module.idle_parameters(), module.idle_parameters(rows)) if isinstance(module, Branch) else (0, 0)
 
 
@@ -365,11 +375,13 @@ _ORDER = (
     (INNER, (None, "depth average", "final norm")),
     (OWN, ("queries", "segmentation", None, "depth average", "final norm", "head", "wide")),
 )
-"""Parts in order of execution; None: the layers of the stack."""
+"""Names of the parts of each stack in order of execution; None: the layers of the stack."""
 
 
 def _laid_out(run: _Run, shares: dict[Key, Share]) -> tuple[dict[str, Share], dict[str, Blocks]]:
-    """Expand shares to all layers of the whole model; return (parts by name, branches of each layer by stack)."""
+    """Expand the costs of the executed layers to all layers of the original model; return (parts by name, branches of
+    each layer by stack).
+    """
     plans = {OWN: run.small.blocks, ENCODER: run.small.encoder, LATENTS: run.small.latents, INNER: run.small.inner}
     layers: dict[str, list[list[dict[str, Share]]]] = {}
     for prefix, layered in run.stacks():
@@ -390,7 +402,7 @@ def _laid_out(run: _Run, shares: dict[Key, Share]) -> tuple[dict[str, Share], di
 
 
 def _branches(shares: dict[Key, Share], prefix: str, step: int, block: nn.Module) -> list[dict[str, Share]]:
-    """Return for each branch of an executed layer the shares of branch, norms and residual, by name."""
+    """Return the costs of an executed layer: for each of its branches, name -> share of branch, norms and residual."""
     found: list[dict[str, Share]] = []
     for slot in block.branches:  # type: ignore[union-attr]
         names = (slot.body.spec.kind, "norm", "residual")
@@ -399,7 +411,8 @@ def _branches(shares: dict[Key, Share], prefix: str, step: int, block: nn.Module
 
 
 def _over_time(small: Reduced, segments: Sequence[Segment], forward: int, missing: int) -> tuple[int, int]:
-    """Expand memory to all layers of the whole model; return (bytes kept at the end of the forward pass, peak bytes).
+    """Expand memory to all layers of the original model; return (bytes kept at the end of the forward pass, peak
+    bytes).
 
     missing: bytes of the gradients of reversible layers that were not run; the backward pass of all reversible layers
     is one segment.

@@ -1,4 +1,4 @@
-"""Counting of FLOPs, saved bytes and live memory while a model runs on tensors without values."""
+"""Count FLOPs, saved bytes and live memory while a model runs on tensors without values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qkv.ops.selection.counting import Unseen, observed
 
 @dataclass
 class Tally:
-    """Operations and bytes of one part; see ``Share``."""
+    """Counted operations and bytes of one part; see ``Share``."""
 
     flops: int = 0
     backward: int = 0
@@ -35,7 +35,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Segment:
-    """Part of a run between two marks.
+    """Memory use of the run between two calls of ``Counter.mark``.
 
     rise: peak of live bytes minus live bytes at its start; change: live bytes at its end minus live bytes at its start.
     """
@@ -46,9 +46,10 @@ class Segment:
 
 
 class Counter(LiveBytes):
-    """Dispatch mode that runs every operator without values, and counts it for the innermost part being computed.
+    """Dispatch mode that runs every operator without values, and counts it for the innermost module that is being
+    computed.
 
-    tallies: counts by part.   segments: live memory over time, between the marks that ``mark`` sets.
+    tallies: counts by part.   segments: live memory over time, between the calls of ``mark``.
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class Counter(LiveBytes):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch would import its compiler, which takes a second
+        return False  # otherwise torch imports its compiler, which takes a second
 
     def __enter__(self) -> Self:
         self._entered.enter_context(observed(self._declare))
@@ -94,9 +95,9 @@ class Counter(LiveBytes):
         return self._met(out)
 
     def _gradients(self, func: Any, args: Any) -> int:
-        """Return the number of gradients of a product.
+        """Return the number of gradients that the backward pass computes for a product.
 
-        Without autograd it is 0, but 2 inside a declared operation, which has its own backward pass.
+        Without autograd it is 0, but 2 inside a declared operation, which implements its own backward pass.
         """
         return gradients(func, args) if torch.is_grad_enabled() else 2 * self._inside
 
@@ -105,11 +106,11 @@ class Counter(LiveBytes):
 
     def _freed(self, key: int, size: int) -> None:
         tally = self._kept.pop(key, None)
-        if tally is not None and not self.backward:  # not saved for the backward pass after all, as in a loss by chunks
+        if tally is not None and not self.backward:  # freed before the backward pass, as in a loss computed in chunks
             tally.saved -= size
 
     def watch(self, module: nn.Module, key: Callable[[], Hashable]) -> None:
-        """Count the operators that ``module`` runs for the part ``key()``."""
+        """Count the operators that ``module`` runs under the part ``key()``."""
 
         def enter(*_: Any) -> None:
             self._scopes.append(key())
@@ -121,7 +122,7 @@ class Counter(LiveBytes):
         module.register_forward_hook(leave, always_call=True)
 
     def mark(self, label: Hashable) -> None:
-        """End a segment and begin the next. ``label``: label of the segment that ends."""
+        """End a segment and start the next. ``label``: label of the segment that ends."""
         self.segments.append(Segment(label, self.peak - self._began, self.now - self._began))
         self._began = self.peak = self.now
 
@@ -136,9 +137,10 @@ class Counter(LiveBytes):
 
     @contextmanager
     def saving(self, outside: Hashable) -> Iterator[None]:
-        """Context manager that counts the bytes autograd saves, once per storage, for the first part that saves it.
+        """Return a context manager that counts the bytes autograd saves, once per storage, for the first part that
+        saves it.
 
-        outside: part to count for when no watched module runs.
+        outside: part that is charged when no watched module runs.
         """
 
         def pack(tensor: Tensor) -> Tensor:
@@ -155,7 +157,7 @@ class Counter(LiveBytes):
             yield
 
     def end_block(self) -> None:
-        """Count the FLOPs since autograd last saved a tensor as ``ending``: recomputation can leave them out."""
+        """Count the FLOPs since autograd last saved a tensor as ``ending``: recomputation can omit them."""
         for key, done in self._since.items():
             self.tallies[key].ending += done
         self._since.clear()
@@ -172,7 +174,9 @@ class Counter(LiveBytes):
             self.declared.append((self.tallies[self._scopes[-1]], done, back, scores))
 
     def _evaluate(self) -> None:
-        """Add the declared scores to their parts. Called outside of the mode, since masks are evaluated with values."""
+        """Add the declared attention scores to their parts. Called outside the mode, because masks are evaluated with
+        values.
+        """
         for tally, executed, returned, found in self.declared:
             full = executed if found.full is None else max(found.full, executed)
             tally.calls += found.calls
@@ -186,7 +190,7 @@ class Counter(LiveBytes):
 
 
 class BackwardHook(torch.autograd.Function):
-    """Identity function that calls ``reached`` when the backward pass reaches it."""
+    """Identity function that calls ``reached`` when the backward pass arrives there."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, reached: Callable[[], None]) -> Tensor:

@@ -1,4 +1,4 @@
-"""FLOPs of torch's operators: operators known to its FLOP counter, products with vectors, fused CPU attention."""
+"""FLOPs of torch's operators: those that torch's FLOP counter knows, products with vectors, and fused CPU attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _aten = torch.ops.aten
 def flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     """Return the FLOPs of one call; 0 for operators other than products.
 
-    Formulas added by ``register_flop_formula`` are used.
+    Formulas added by torch's ``register_flop_formula`` are used, too.
     """
     packet = func.overloadpacket
     if packet in _MORE:
@@ -26,9 +26,10 @@ def flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def gradients(func: Any, args: Any) -> int:
-    """Return the number of factors of a product that require a gradient; each gradient takes the product's FLOPs.
+    """Return the number of factors of a product that require a gradient; computing each gradient takes as many FLOPs as
+    the product.
 
-    Operators other than products of two factors, such as fused attention, count 2 if any input has a gradient.
+    Operators other than products of two factors, such as fused attention, count 2 if any input requires a gradient.
     """
     factors = _FACTORS.get(func.overloadpacket)
     if factors is None:

@@ -1,4 +1,4 @@
-"""Gradient of the mean loss over batches; random batches and losses for measuring a training step of any model."""
+"""Gradient of the mean loss over batches, and random batches and losses for measuring a training step of any model."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ SummedLoss = Callable[[Transformer, Batch], Tensor]
 
 
 class BatchSizes(Protocol):
-    """Sizes of a batch; ``source_length``: positions of an encoder's input."""
+    """Sizes of a batch; ``source_length``: positions that the encoder reads per row."""
 
     @property
     def batch_size(self) -> int:
-        """Rows."""
+        """Number of rows."""
         ...
 
     @property
     def length(self) -> int:
-        """Positions of a row."""
+        """Number of positions per row."""
         ...
 
     @property
     def source_length(self) -> int:
-        """Positions of a source."""
+        """Number of positions that the encoder reads per row."""
         ...
 
 
 def random_batch(model: Transformer, sizes: BatchSizes) -> Batch:
-    """Build a random batch without padding: inputs of the front ends, and targets of the model's head."""
+    """Build a random batch without padding: inputs for the front ends, and targets for the model's head."""
     generator = torch.Generator().manual_seed(0)
     read = model.frontend.random(sizes.batch_size, sizes.length, generator)
     if model.wide is not None:
@@ -52,10 +52,11 @@ def random_batch(model: Transformer, sizes: BatchSizes) -> Batch:
 def backward(
     model: Transformer, loss: SummedLoss, batches: Sequence[Batch], count: int, precision: torch.autocast
 ) -> Tensor:
-    """Add the gradient of the mean loss over the ``count`` targets of all batches; return the summed loss in nats.
+    """Add the gradient of the mean loss over the ``count`` targets of all batches to the parameters' gradients; return
+    the summed loss in nats.
 
     Auxiliary losses of branches contribute gradients, weighted by the targets of each batch, but not to the sum.
-    precision: context of the forward passes.
+    precision: autocast context of the forward passes.
     """
     total = torch.zeros((), device=model.device)
     for batch in batches:
@@ -68,12 +69,14 @@ def backward(
 
 
 def memory_of(model: Transformer, batch: Batch) -> Memory | None:
-    """Encode the sources of the batch, and return their memory; None without sources."""
+    """Run the encoder on the batch's source, and return its memory; None without a source."""
     return None if batch.source is None else model.encode(batch.source)
 
 
 def summed_loss(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-    """Compute the summed loss: the language-model loss if the head predicts tokens, else the head's own loss."""
+    """Compute the summed loss in nats: the language-model loss if the head predicts tokens, else the head's own
+    loss.
+    """
     memory = memory_of(model, batch)
     if model.spec.head.predicts_tokens:
         return language_loss(model, batch.input, batch.targets, memory=memory, tap=tap)

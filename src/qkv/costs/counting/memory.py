@@ -13,10 +13,11 @@ from qkv.costs.counting.arguments import tensors
 
 
 class LiveBytes(TorchDispatchMode):
-    """Dispatch mode that tracks bytes of live storages: ``now`` and ``peak``; views share a storage and count once.
+    """Dispatch mode that tracks the bytes of live storages: ``now`` and ``peak``; views share a storage, which is
+    counted once.
 
-    A storage is counted from the operator that returns it until its last tensor is freed, tensors saved by autograd
-    included. Scratch memory inside an operator is not counted. ``known``: tensors that exist at the start, such as
+    A storage is counted from the operator that returns it until its last tensor is freed, including tensors saved by
+    autograd. Scratch memory inside an operator is not counted. ``known``: tensors that exist at the start, such as
     weights.
     """
 

@@ -1,4 +1,4 @@
-"""Reduction of a deep model to a few layers, which represent all others when its cost is counted."""
+"""Reduce a deep model to a few layers, which represent all others when its cost is counted."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any
 from qkv.spec.model import Latents, Layered, Model, Stack
 
 _FEW = 3
-"""Number of layers per kind: the first, a middle one and the last.
+"""Number of layers that are run of each kind of layer: the first, a middle one and the last.
 
-The first layer saves tensors that all layers share, and the last begins their gradients.
+The first layer saves tensors that all layers share, and in the last layer the gradients of these tensors begin.
 """
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """Layers of a stack. runs: for each layer, in order of execution, the index of the layer that is run for it."""
+    """Plan of a stack's layers. runs: for each layer, in order of execution, the index of the layer that is run in its
+    place.
+    """
 
     runs: tuple[int, ...]
 
@@ -39,15 +41,15 @@ class Reduced:
 
 
 def reduced(model: Model, whole: bool = False) -> Reduced:
-    """Reduce a model to at most three layers of each kind. ``whole``: keep all layers, as depth averages and rounds
-    require.
+    """Reduce a model to at most three layers of each kind. ``whole``: keep all layers; depth averages and rounds always
+    keep them.
     """
     encoder, latents, changes = model.encoder, model.latents, dict[str, Any]()
     stacks = [stack for stack in (model, encoder, latents) if stack is not None]
     whole = (
         whole or any(stack.depth_average for stack in stacks) or max(model.rounds, encoder.rounds if encoder else 1) > 1
     )
-    if encoder and encoder.memory == "layers":  # layer i of the model reads layer i of the encoder
+    if encoder and encoder.memory == "layers":  # layer i of the decoder reads layer i of the encoder
         plan = beside = _plan(list(zip(model.layers, encoder.layers, strict=True)), whole)
     else:
         plan, beside = _plan(model.layers, whole), _plan(encoder.layers if encoder else (), whole)
@@ -69,7 +71,7 @@ def reduced(model: Model, whole: bool = False) -> Reduced:
 
 
 def _plan(layers: Sequence[Any], whole: bool) -> tuple[int, ...]:
-    """Return for each layer the index of its representative among the executed layers."""
+    """Return for each layer the index of the executed layer that represents it."""
     places: dict[Any, list[int]] = {}
     for i, layer in enumerate(layers):
         places.setdefault(layer, []).append(i)
@@ -83,19 +85,19 @@ def _plan(layers: Sequence[Any], whole: bool) -> tuple[int, ...]:
 
 
 def _walked(stack: Stack, plan: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the plan of all rounds of a stack: layers that repeat are all run."""
+    """Return the plan for all rounds of a stack; if layers are repeated, all of them are run."""
     return plan if stack.rounds == 1 else tuple(range(len(stack.walk)))
 
 
 def _listed(stack: Layered, plan: tuple[int, ...]) -> dict[str, Any]:
-    """Return the changes of a stack's spec that keep only its executed layers."""
+    """Return the changes to a stack's spec that keep only its executed layers."""
     if len(set(plan)) == len(plan):
         return {}
     return {"num_layers": None, "blocks": tuple(stack.layers[plan.index(i)] for i in range(max(plan) + 1))}
 
 
 def _rounds(latents: Latents, rounds: int) -> LayerPlan:
-    """Plan the layers of latents: a middle round represents all rounds between the first and the last."""
+    """Plan the layers of latents: one middle round represents all rounds between the first and the last."""
     each = latents.depth - latents.once
 
     def stands(step: int) -> int:

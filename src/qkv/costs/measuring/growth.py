@@ -1,4 +1,4 @@
-"""Measurement of how time and memory of a model grow with the number of positions."""
+"""Measure how time and memory of a model grow with the number of positions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from qkv.spec.models.growth import Growth
 
 SHORTEST = 256
 FITTED = 16
-"""Factor between the first and the last length of a fit."""
+"""Ratio of the last to the first length in a fit."""
 LEAST_SECONDS = 0.05
-"""Minimum time of a pass at the shortest length of a fit."""
+"""Minimum seconds of a pass at the shortest length in a fit."""
 _LARGEST = 1 << 24
 _SHARE = 0.7
-"""Share of the usable memory that a pass may take."""
+"""Maximum share of the usable memory that a pass may take."""
 
 
 class GrowthPoint(NamedTuple):
@@ -43,9 +43,9 @@ class GrowthPoint(NamedTuple):
 
 
 class Exponent(NamedTuple):
-    """Exponent b of y = a N^b, fitted by least squares on logarithms over the lengths ``first`` to ``last``.
+    """Exponent b of y = a N^b, fitted by least squares on logarithms over the lengths from ``first`` to ``last``.
 
-    half: half the width of its 95 % interval.
+    half: half the width of its 95 % confidence interval.
     """
 
     value: float
@@ -56,7 +56,7 @@ class Exponent(NamedTuple):
 
 @dataclass(frozen=True)
 class GrowthCurve:
-    """Measurements of one model at rising lengths. ended: reason why longer rows were not measured."""
+    """Measurements of one model at increasing lengths. ended: reason why longer rows were not measured."""
 
     name: str
     theory: Growth | None
@@ -66,7 +66,8 @@ class GrowthCurve:
     def exponent(self, quantity: str) -> Exponent | None:
         """Fit the exponent of ``seconds`` or ``peak_bytes`` over the lengths from a sixteenth of the longest on.
 
-        None if no length is that short, or if a pass at the shortest of these lengths took less than 50 ms.
+        Returns None if no measured length is that short, or if a pass at the shortest of these lengths took less than
+        50 ms.
         """
         if not self.points:
             return None
@@ -84,7 +85,7 @@ def fitted(lengths: Sequence[int], values: Sequence[float]) -> Exponent:
     slope = float(x @ y / (x @ x))
     rest = y - y.mean() - slope * x
     free = len(x) - 2
-    from scipy.special import stdtrit  # here, as its import takes time
+    from scipy.special import stdtrit  # imported here because the import is slow
 
     error = math.sqrt(float(rest @ rest) / free / float(x @ x))
     return Exponent(slope, float(stdtrit(free, 0.975)) * error, lengths[0], lengths[-1])
@@ -99,13 +100,13 @@ def growth_curve(
 ) -> GrowthCurve:
     """Measure forward and backward passes of ``model`` on one row of 256, 512 … positions.
 
-    Ends at ``longest``, or at a longer row if passes are too short for a fit: a sixteenth of the length must take
-    50 ms. Ends earlier if the next pass would take more than ``limit`` seconds or most of the memory, or if the model
-    refuses the length. ``tell``: callback that receives each point. Raises ``UserError`` for a model that does not read
-    a row of ids.
+    The measurement ends at ``longest``, or at a longer row if passes are too short for a fit: a pass at a sixteenth of
+    the length must take 50 ms. It ends earlier if the next pass would take more than ``limit`` seconds or most of the
+    memory, or if the model does not support the length. ``tell``: called with each point. Raises ``UserError`` for a
+    model that does not read one row of token ids.
     """
     if model.encoder is not None or model.frontend.processor is not None:
-        raise UserError(f"{name} does not read one row of tokens; growth is measured on models of text without encoder")
+        raise UserError(f"{name} does not read one row of tokens; only text models without encoder can be measured")
     points: list[GrowthPoint] = []
     ended = ""
     for length in _lengths(longest, points):
@@ -123,14 +124,16 @@ def growth_curve(
 
 
 def theory(model: Model) -> Growth | None:
-    """Return the theoretical growth of a model's cost; None if a branch states none, or if latents replace the row."""
+    """Return the theoretical growth of a model's cost; None if a branch does not state it, or if latents replace the
+    row.
+    """
     if model.latents is not None:
         return None
     return model.growth if model.segmentation is None else model.segmentation.growth
 
 
 def crossover(curve: GrowthCurve, exact: GrowthCurve) -> int | None:
-    """Find the shortest length from which on ``curve`` is faster than ``exact`` at all common lengths.
+    """Return the shortest length from which on ``curve`` is faster than ``exact`` at all common lengths.
 
     None if ``curve`` is not faster at the longest common length.
     """
@@ -146,7 +149,7 @@ def crossover(curve: GrowthCurve, exact: GrowthCurve) -> int | None:
 
 
 def _lengths(longest: int, points: Sequence[GrowthPoint]) -> Iterator[int]:
-    """Yield powers of two; beyond ``longest`` only while passes are too short for a fit."""
+    """Yield powers of two; continue beyond ``longest`` only while passes are too short for a fit."""
     length = SHORTEST
     while length <= longest or (length <= _LARGEST and _too_short(points)):
         yield length
@@ -159,7 +162,9 @@ def _too_short(points: Sequence[GrowthPoint]) -> bool:
 
 
 def _unaffordable(points: Sequence[GrowthPoint], limit: float) -> str:
-    """Return why twice the longest length is not measured, or ""; the growth of the last two points is extrapolated."""
+    """Return the reason why twice the longest length is not measured, or "". Time and memory are extrapolated from the
+    last two points.
+    """
     if len(points) < 2:
         return ""
     before, last = points[-2:]
@@ -182,7 +187,7 @@ class _Sizes(NamedTuple):
 def _measured(spec: Model, length: int) -> GrowthPoint:
     model = build(spec.changed(context_length=length))
     batch = random_batch(model, _Sizes(1, length, 0))
-    _pass(model, batch)  # lets every operation choose its implementation
+    _pass(model, batch)  # not timed: every operation chooses its implementation
     model.zero_grad(set_to_none=True)
     with LiveBytes([*model.parameters(), *model.buffers(), batch.input.values, batch.targets]) as memory:
         _pass(model, batch)

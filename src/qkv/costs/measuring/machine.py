@@ -1,4 +1,4 @@
-"""Measured rates of this machine, stored in the cache, for estimates of time."""
+"""Measured rates of this machine, stored in the cache and used to estimate times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qkv.system.processor import processor_name, settings
 
 @dataclass(frozen=True)
 class Machine:
-    """Measured rates of a model's operators.
+    """Measured rates of this machine for the operators of a model.
 
     processor: name and number of threads, from ``processor_name``.
     flops: FLOP/s of linear layers, forward and backward, by precision.
@@ -34,16 +34,20 @@ class Machine:
     elements: float | None = None
 
     def flops_at(self, precision: str) -> float:
-        """Return the FLOP/s at ``precision``; the fp32 rate if it was not measured."""
+        """Return the FLOP/s at ``precision``; if that was not measured, the FLOP/s at fp32."""
         return self.flops.get(precision, self.flops["fp32"])
 
     def runs_in(self, asked: str) -> str:
-        """Return ``asked`` if it is faster than fp32 for products, else fp32; see ``qkv.ops.linear.precision``."""
+        """Return the precision ``asked`` if products in it are faster than in fp32, else "fp32"; see
+        ``qkv.ops.linear.precision``.
+        """
         return asked if self.flops_at(asked) > self.flops_at("fp32") else "fp32"
 
     @property
     def precision(self) -> Literal["fp32", "bf16"]:
-        """Recommended precision in training: bf16 only if it is over 1.3 times as fast, because of its rounding."""
+        """Recommended precision for training: bf16 only if it is over 1.3 times as fast as fp32, because it rounds
+        more.
+        """
         return "bf16" if self.flops_at("bf16") > 1.3 * self.flops_at("fp32") else "fp32"
 
 
@@ -61,18 +65,20 @@ def usable_memory() -> int | None:
 
 
 def fits_memory(needed: int) -> bool:
-    """True if ``needed`` bytes are at most three quarters of the usable memory."""
+    """Return True if ``needed`` bytes are at most three quarters of the usable memory."""
     most = usable_memory()
     return most is None or needed <= 0.75 * most
 
 
 def machine_file() -> Path:
-    """Return the path of ``machine.json`` in the cache folder (``QKV_CACHE`` or the user's)."""
+    """Return the path of ``machine.json`` in the cache folder (``QKV_CACHE``, or the user's cache folder)."""
     return cache_folder() / "machine.json"
 
 
 def stored_machine() -> Machine | None:
-    """Read the stored rates; None if missing, unreadable, or from another processor or other processor settings."""
+    """Read the stored rates; None if they are missing, unreadable, or of another processor or other processor
+    settings.
+    """
     try:
         stored = json.loads(machine_file().read_text())
         limits = stored.pop("settings", {})

@@ -1,4 +1,4 @@
-"""Measurement of the quantities that ``qkv.costs.cost`` estimates."""
+"""Measure the quantities that ``qkv.costs.cost`` estimates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DECODED = 16
 
 
 class OptimizerLike(Protocol):
-    """Optimiser interface used by a training step."""
+    """Interface of the optimiser in a training step."""
 
     def step(self) -> None: ...
     def zero_grad(self) -> None: ...
@@ -38,9 +38,9 @@ class OptimizerLike(Protocol):
 
 @dataclass(frozen=True)
 class Update:
-    """One training step: ``accumulate`` forward and backward passes over a batch, then an optimiser step.
+    """Training step: ``accumulate`` forward and backward passes over a batch, then an optimiser step.
 
-    precision: "fp32", or "bf16" for autocast, also where it is emulated.
+    precision: "fp32", or "bf16" for autocast, even if the processor emulates it.
     """
 
     model: Transformer
@@ -58,7 +58,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One quantity, predicted and measured."""
+    """One quantity, as predicted and as measured."""
 
     quantity: str
     unit: str
@@ -74,8 +74,8 @@ class Measurement:
 def check(cost: Cost, update_of: Callable[[Transformer], Update], machine: Machine | None = None) -> list[Measurement]:
     """Build the model of ``cost`` and compare estimates with measurements; with ``machine`` also tokens per second.
 
-    ``update_of``: creates the training step of a model. Memory is estimated for the attention implementations that this
-    machine selects. Raises ``UserError`` if a training step does not fit the machine's memory.
+    ``update_of``: function that creates the training step of a model. Memory is estimated for the attention
+    implementations that this machine selects. Raises ``UserError`` if a training step does not fit into memory.
     """
     _fits(cost)
     model = build(cost.model)
@@ -104,16 +104,16 @@ def _fits(cost: Cost) -> None:
     if most is not None and cost.memory.peak > 0.9 * most:
         needed, there = cost.memory.peak / 1e9, most / 1e9
         raise UserError(
-            f"a training step needs about {needed:,.1f} GB and this machine has {there:,.1f} GB; "
-            "try a smaller batch, length or width"
+            f"a training step needs about {needed:,.1f} GB, but this machine has {there:,.1f} GB; "
+            "use a smaller batch, length or width"
         )
 
 
 def count_flops(cost: Cost) -> tuple[int, int]:
-    """Return FLOPs (forward, training step) by torch's FLOP counter.
+    """Return the FLOPs of (a forward pass, a training step) by torch's FLOP counter.
 
-    Counted on the meta device with the reference implementation of attention, which computes full score matrices with
-    operators that the counter supports, equally on every machine.
+    They are counted on the meta device with the reference implementation of attention, which computes full score
+    matrices with operators that the counter supports, equally on every machine.
     """
     with torch.device("meta"):
         model = build(cost.model)
@@ -129,7 +129,9 @@ def count_flops(cost: Cost) -> tuple[int, int]:
 
 
 def _reference(op: str, case: str, among: Collection[str]) -> str | None:
-    """Choose the reference implementation of attention, and the first candidate of other operations, without timing."""
+    """Choose the reference implementation of attention, and the first candidate for other operations, without
+    timing.
+    """
     return "reference" if op == "attention" else next(iter(among), None)
 
 
@@ -159,14 +161,16 @@ def _decoding(cost: Cost, machine: Machine | None, model: Transformer, batch: Ba
 
 
 def rates(model: Transformer, batch: Batch) -> tuple[float, float]:
-    """Measure tokens per second of (prefill of ``batch``, decoding of its last positions); ``model`` in eval mode."""
+    """Measure the tokens per second of (prefill of ``batch``, decoding of its last positions). ``model`` must be in
+    eval mode.
+    """
     with torch.inference_mode():
         reading = model.frontend.computed(batch.input) / seconds(lambda: model(batch.input, _started(model, batch)))
         return reading, batch.input.num_rows / _step_seconds(model, batch)
 
 
 def _started(model: Transformer, batch: Batch) -> State:
-    """Build the initial state for the batch; its sources are encoded."""
+    """Build the initial decoding state for the batch; its sources, if any, are encoded."""
     rows, length = batch.input.values.shape[:2]
     with torch.no_grad():
         return model.init_state(rows, length, memory_of(model, batch))
@@ -185,7 +189,9 @@ def _step_seconds(model: Transformer, batch: Batch) -> float:
 
 
 def seconds(work: Callable[[], object], budget: float = 2.0, most: int = 20) -> float:
-    """Measure the median time of ``work`` after a warm-up, over 3 to ``most`` repeats in about ``budget`` seconds."""
+    """Measure the median seconds of ``work`` after one warm-up run, over 3 to ``most`` runs in about ``budget``
+    seconds.
+    """
     work()
     taken: list[float] = []
     began = time.perf_counter()

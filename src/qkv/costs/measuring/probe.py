@@ -1,4 +1,4 @@
-"""Measurement of this machine's rates for a model's operators, in under a second."""
+"""Measure this machine's rates for the operators of a model, in under a second."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CALLS = 200
 
 
 def probe(budget: float = 0.1) -> Machine:
-    """Measure the rates of ``Machine``, each the best run within about ``budget`` seconds."""
+    """Measure the rates of this machine; each is the best of several runs within about ``budget`` seconds."""
     limit_threads()
     keep_freed_memory()
     scores = 12 * _HEADS * _LENGTH * _LENGTH * _HEAD
@@ -42,17 +42,19 @@ def probe(budget: float = 0.1) -> Machine:
 
 
 def this_machine() -> Machine:
-    """Return the measured rates of this computer; they are measured once and cached."""
+    """Return the measured rates of this computer. They are measured once and cached."""
     known = stored_machine()
     if known is None:
         known = probe()
-        with contextlib.suppress(OSError):  # without a writable cache, measure again each time
+        with contextlib.suppress(OSError):  # without a writable cache, each process measures again
             store_machine(known)
     return known
 
 
 def _rate(rounded: bool, budget: float) -> float:
-    """Measure FLOP/s of linear layers; on fewer rows if all take much longer than ``budget``, as in emulated bf16."""
+    """Measure the FLOP/s of linear layers; on fewer rows if the full number takes much longer than ``budget``, as in
+    emulated bf16.
+    """
     for rows in (_FEW_ROWS, _ROWS):
         seconds = _best(_linear(rounded, rows), budget if rows == _ROWS else 0.0)
         if seconds * _ROWS / rows > 4 * budget:

@@ -1,4 +1,4 @@
-"""Timing of functions in turns, A B C A B C, since a machine's speed drifts by tens of percent within minutes."""
+"""Time functions in turns, A B C A B C, because a machine's speed varies by tens of percent within minutes."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from dataclasses import dataclass
 import torch
 
 _LARGEST_SUM = 1 << 30
-"""Maximum bytes of a timed sum; the time of a larger sum is extrapolated in proportion."""
+"""Maximum number of bytes that are summed; the time for more bytes is extrapolated in proportion."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Times of the repeats of one function, in seconds."""
+    """Seconds of each repetition of one function."""
 
     seconds: tuple[float, ...]
 
     @property
     def best(self) -> float:
-        """Shortest repeat, least affected by other load."""
+        """Shortest repetition in seconds, which is least affected by other load."""
         return min(self.seconds)
 
     @property
     def spread(self) -> float:
-        """(longest - shortest) / shortest."""
+        """Relative spread of the repetitions: (longest - shortest) / shortest."""
         return max(self.seconds) / self.best - 1
 
     @property
     def middle(self) -> float:
-        """Median repeat."""
+        """Median repetition in seconds."""
         return statistics.median(self.seconds)
 
 
 def in_turns(sides: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 1) -> dict[str, Times]:
-    """Run every function ``warm_up`` times, then ``repeats`` times in turns: A B C A B C."""
+    """Run every function ``warm_up`` times, then ``repeats`` times in turns: A B C A B C. Return name -> times."""
     for run in sides.values():
         for _ in range(warm_up):
             run()
@@ -55,7 +55,9 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def reading_seconds(count: int, repeats: int = 5) -> float:
-    """Measure the shortest time to sum ``count`` bytes of fp32 numbers: a lower bound for a step that reads them."""
+    """Measure the shortest time in seconds to sum ``count`` bytes of fp32 numbers: a lower bound for a step that reads
+    them.
+    """
     size = max(4, min(count, _LARGEST_SUM))
     numbers = torch.ones(size // 4)
     return count / size * in_turns({"sum": lambda: numbers.sum()}, repeats)["sum"].best

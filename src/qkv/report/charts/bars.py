@@ -19,7 +19,7 @@ _ROW, _BAR = 26, 16
 class BarChart:
     """Horizontal bar chart of (name, value) pairs, drawn from 0 in the given order and labelled with the values.
 
-    ``unit``: unit of the values; ``highlight``: name of the one bar drawn in colour.
+    ``unit``: unit of the values; ``highlight``: name of the bar drawn in colour, the others are grey.
     """
 
     title: str
@@ -61,7 +61,7 @@ class BarChart:
         written = [short(value, 4) for _, value in self.bars]
         left = min(self.width * 0.4, max([0.0, *(text_width(name) for name, _ in self.bars)])) + 10
         room = max([0.0, *(text_width(words) for words in written)]) + 8
-        # Labels of negative values stand left of their bars.
+        # Labels of negative values are placed to the left of their bars.
         start, end = left + (room if scale.low < 0 else 0), self.width - room
         for i, ((name, value), words) in enumerate(zip(self.bars, written, strict=True)):
             y = 30.0 + _ROW * i

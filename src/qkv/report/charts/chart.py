@@ -15,7 +15,7 @@ from qkv.report.figures import fixed, place, short
 from qkv.report.markup import Markup, join, number, tag
 
 _COMPACT = 480
-"""Charts narrower than this have a legend instead of labels at the line ends."""
+"""Width in pixels below which charts have a legend instead of labels at the line ends."""
 
 
 @dataclass(frozen=True)
@@ -203,9 +203,8 @@ class _Drawing:
             )
 
     def _ends(self) -> list[tuple[Trace, tuple[float, float]]]:
-        """Find (trace, last drawable point) of each line, from top to bottom.
-
-        The faint raw values behind a running mean are left out.
+        """Return (trace, last drawable point) of each line, from top to bottom, without the faint raw values behind a
+        running mean.
         """
         found = []
         for trace in self.traces:
@@ -222,7 +221,7 @@ class _Drawing:
         return f"{self._line_name(trace)} {fixed(value)}" if len(self.chart.lines) > 1 else short(value)
 
     def _names_fit(self) -> bool:
-        """True if the names fit beside the line ends; otherwise, the chart gets a legend.
+        """Return True if the names fit beside the line ends; otherwise, the chart gets a legend.
 
         They fit if the margin is wide enough and every line ends near the right edge.
         """
@@ -240,7 +239,7 @@ class _Drawing:
             yield text(self.right + 9, y, label, class_=f"name s{trace.colour % frame.COLOURS}")
 
     def _legend_places(self) -> list[tuple[float, int, Trace, str]]:
-        """Lay out the legend: (x in pixels, row, trace, label) of each entry."""
+        """Lay out the legend: return (x in pixels, row, trace, label) of each entry."""
         x, row, places = 0.0, 0, []
         for trace, _ in sorted(self.ends, key=lambda end: end[0].colour):
             label = frame.shortened(self._end_label(trace), self.chart.width - 24)

@@ -1,4 +1,4 @@
-"""Common parts of charts: the SVG element, text widths, label spacing."""
+"""Functions that all charts use: the SVG element, text widths, label spacing."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def _em(character: str) -> float:
 
 
 def apart(places: list[float], distance: float, low: float, high: float) -> list[float]:
-    """Move ascending positions ``places`` of labels as little as needed to be ``distance`` apart and, if possible,
-    inside [low, high].
+    """Move the positions ``places`` of labels (pixels, ascending) as little as needed to be ``distance`` apart and, if
+    possible, inside [low, high].
     """
     moved = list(places)
     for i in range(1, len(moved)):

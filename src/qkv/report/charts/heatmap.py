@@ -38,9 +38,9 @@ _MOST_CELLS = 400
 class HeatMap:
     """Heat map of ``values[row][column]``, with one coloured cell per value; cells of None and NaN stay blank.
 
-    ``low`` and ``high``: range of the colour scale. ``rows`` and ``columns``: names of rows and columns; may be empty.
-    ``numbers``: print the value in each cell if it fits. ``written``: other text per cell, such as counts where colours
-    show fractions.
+    ``low`` and ``high``: range of the colour scale; None: range of the values. ``rows`` and ``columns``: names of rows
+    and columns; may be empty. ``numbers``: print the value in each cell if it fits. ``written``: text to print in each
+    cell instead of its value, for example counts in cells whose colours show fractions.
     """
 
     title: str
@@ -89,7 +89,7 @@ def colour(share: float) -> tuple[int, int, int]:
 
 
 def _name(names: Sequence[str], number: int) -> str:
-    """Return the name of the row or column with index ``number``; default: its number, counted from 1."""
+    """Return the name of the row or column with index ``number``; without a name, return its number, counted from 1."""
     return names[number] if number < len(names) else str(number + 1)
 
 
@@ -152,7 +152,7 @@ class _Drawing:
         return f"Largest: {'; '.join(f'{_name(self.chart.rows, i)}, {self._value(i, j)}' for i, j, _ in largest)}."
 
     def _value(self, row: int, column: int) -> str:
-        """Format the name of the column and the value of the cell."""
+        """Return the name of the column and the value of the cell as text."""
         value = self.chart.values[row][column]
         written = (
             self.chart.written[row][column] if self.chart.written else short(value if value is not None else math.nan)

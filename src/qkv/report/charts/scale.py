@@ -58,7 +58,7 @@ class AxisScale:
 
 
 def drawable(value: float | None, log: bool = False) -> bool:
-    """True if ``value`` can be drawn on a linear or logarithmic axis: finite, not too large, and positive if
+    """Return True if ``value`` can be drawn on a linear or logarithmic axis: finite, not too large, and positive if
     ``log``.
     """
     return value is not None and (1 / LARGEST <= value <= LARGEST if log else abs(value) <= LARGEST)
@@ -67,7 +67,7 @@ def drawable(value: float | None, log: bool = False) -> bool:
 def _linear_ticks(low: float, high: float, count: int) -> list[float]:
     """Choose the ticks of a linear axis, at least two.
 
-    They are the multiples of the smallest step 1, 2 or 5 · 10^k that gives about ``count`` ticks.
+    The ticks are the multiples of the smallest step 1, 2 or 5 · 10^k that gives about ``count`` ticks.
     """
     span = high - low
     power = math.floor(math.log10(span / count))
@@ -112,7 +112,7 @@ def labels(ticks: list[float], log: bool = False) -> list[str]:
 def _unit(largest: float) -> tuple[float, str]:
     """Choose (unit, suffix) of the tick labels of an axis up to ``largest``.
 
-    From 10k, units are powers of 1000 (k, M, G, T); for very small and very large values, they are powers of ten.
+    From 10,000 on, units are powers of 1000 (k, M, G, T); for very small and very large values, they are powers of ten.
     """
     if 1e-3 <= largest < 1e4:
         return 1.0, ""

@@ -24,7 +24,8 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class ScatterPlot:
-    """Scatter plot of ``groups`` of points, one colour each; beyond six groups the shape changes too.
+    """Scatter plot of ``groups`` of points. Each group has a colour; from the seventh on, groups reuse the colours with
+    another shape.
 
     The axes have no ticks: only distances have a meaning, as in a projection of vectors.
     """
@@ -75,7 +76,7 @@ class ScatterPlot:
             yield tag("g", tag("title", group.name), join(marks), opacity=0.75)
 
     def _legend_places(self) -> list[tuple[float, int, str]]:
-        """Lay out the legend: (x in pixels, row, label) of each entry."""
+        """Lay out the legend: return (x in pixels, row, label) of each entry."""
         x, row, places = 0.0, 0, []
         for group in self.groups:
             label = frame.shortened(group.name, self.width / 2)

@@ -1,4 +1,4 @@
-"""Prepare a series for drawing: smooth, split at gaps, downsample without losing peaks."""
+"""Prepare series of points for drawing: smooth, split at gaps, downsample without losing peaks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from qkv.report.charts.scale import drawable
 class Line:
     """Line of a chart: values ``y`` at positions ``x``, of equal length.
 
-    ``None`` means not measured and is skipped; NaN and infinities are drawn as gaps. ``smooth`` draws a running mean
-    over the faint raw values; ``points`` marks each value.
+    ``None`` means not measured and is skipped; NaN and infinities are drawn as gaps. ``smooth`` draws a running mean in
+    front of the faint raw values; ``points`` marks each value with a dot.
     """
 
     name: str
@@ -35,8 +35,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Trace:
-    """Points of one line to draw, downsampled. A smoothed line has two traces: its raw values (``faint``) and its mean.
-    ``marked``: draw each point.
+    """Downsampled points (x, y) of one line, to be drawn. A smoothed line has two traces: its raw values (``faint``)
+    and its mean. ``colour``: index of the line's colour; ``marked``: draw a dot at each point.
     """
 
     name: str
@@ -62,7 +62,7 @@ def smoothed(
     """Smooth a series (x, y) by a running mean at about ``limit`` positions.
 
     The window spans the fraction ``share`` of the series, less at the start and at gaps. It is centred, so that drops
-    of the loss are not delayed; at the end it only looks back.
+    of the loss are not delayed; at the end it only includes earlier values.
     """
     half = max(1, round(len(pairs) * share / 2))
     wanted = sorted({bucket[0] for bucket in _buckets(pairs, limit, x_log)} | {len(pairs) - 1})
@@ -85,7 +85,7 @@ def _mean_around(values: list[float], i: int, half: int) -> float:
 def downsample(pairs: list[tuple[float, float]], limit: int, x_log: bool = False) -> list[tuple[float, float]]:
     """Select at most ``limit`` of the points, in order.
 
-    They are the first, the last, and in each interval of the x axis the minimum, the maximum and the ends of gaps.
+    These are the first, the last, and in each interval of the x axis the minimum, the maximum and the ends of gaps.
     """
     if len(pairs) <= limit:
         return pairs

@@ -1,4 +1,6 @@
-"""Speed of one model on this machine: decoding, first token, forward pass, beside the limit of its memory."""
+"""Speed of one model on this machine: decoding, first token and forward pass, compared with the limit set by memory
+bandwidth.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ class BenchPlan:
     """Settings of a measurement. batches: numbers of rows per batch; prompts: lengths of prompts; precisions: keys of
     ``sides.BITS``.
 
-    new: tokens to generate.   repeats: number of times that each timing is repeated, of which the fastest counts.
-    peers: measure transformers too.
+    new: number of tokens to generate.   repeats: number of repetitions of each timing; the fastest counts.   peers:
+    also measure the transformers library.
     """
 
     batches: tuple[int, ...] = (1, 8, 32)
@@ -44,10 +46,10 @@ class BenchPlan:
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure in the unit of ``UNITS[quantity]``.
+    """One measurement, in the unit of ``UNITS[quantity]``.
 
-    prompt: positions of a row before the first generated one, or of a whole row.   limit: tokens/s of a machine that
-    does nothing but read the weights and the state once a step; None where something else is the limit.
+    prompt: positions of a row before the first generated token, or of a whole row.   limit: tokens/s of a machine that
+    only reads the weights and the state once per step; None if something else than memory bandwidth limits the speed.
     """
 
     side: str
@@ -60,13 +62,13 @@ class Figure:
 
     @property
     def reached(self) -> float | None:
-        """Share of the memory limit that the measured speed reaches; None without a limit."""
+        """Measured speed as a share of the memory limit; None without a limit."""
         return None if self.limit is None else self.value / self.limit
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Measured figures of one model, with its parameters, bytes of weights by precision, machine and versions.
+    """Measurements of one model, with its number of parameters, bytes of weights by precision, machine and versions.
 
     paths: decoding path by precision, see ``qkv.models.fast.native_token.decoding_path``.
     """
@@ -79,7 +81,7 @@ class Bench:
     paths: dict[str, str] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
-        """Return the figures as plain data."""
+        """Return the measurements as plain data."""
         return {
             **asdict(self),
             "figures": [{**asdict(each), "reached": each.reached} for each in self.figures],
@@ -93,17 +95,16 @@ def bench(
     tell: Callable[[Figure], None] = lambda figure: None,
     opener: Opener | None = None,
 ) -> Bench:
-    """Measure ``model``; ``tell`` receives each figure. ``name``: name of the model, for the tables. ``opener``:
-    returns the model in a precision; default: copies of ``model``.
+    """Measure the speed of ``model``. ``name``: name of the model, for the tables. ``tell``: called with each
+    measurement. ``opener``: function that returns the model in a precision; default: copies of ``model``.
 
     For a model that decodes: greedy generation of ``plan.new`` tokens after the first of ``plan.prompts``, for each
-    number of rows, and the time to the first token of one row after each prompt. For other models: forward passes over
-    rows of these lengths. Rows longer than the model can read are left out. Raises ``UserError`` for an
-    encoder–decoder.
+    batch size, and the time to the first token of one row after each prompt. For other models: forward passes over rows
+    of these lengths. Rows longer than the model can read are omitted. Raises ``UserError`` for an encoder–decoder.
     """
     if model.encoder is not None:
         raise UserError(
-            "an encoder–decoder reads a source for each text, which is not measured; bench one of its stacks"
+            "the speed of an encoder–decoder cannot be measured; measure a model of its encoder or its decoder alone"
         )
     peer = other_model(model) if plan.peers else None
     opened = opener or in_memory(model)
@@ -155,7 +156,7 @@ def _reading(own: Transformer, other: Any, precision: str, plan: BenchPlan) -> I
 
 
 def _fitting(lengths: Sequence[int], most: int) -> list[int]:
-    """Return the ``lengths`` up to ``most``, or ``most`` alone if all are longer."""
+    """Return the ``lengths`` up to ``most``, or [``most``] if all are longer."""
     return [length for length in lengths if length <= most] or [most]
 
 
@@ -164,8 +165,8 @@ def _ids(model: Transformer, rows: int, length: int) -> list[list[int]]:
 
 
 def _bytes_of(model: Transformer, decoding: bool = False) -> int:
-    """Count the bytes of the weights, each tensor once; ``decoding``: without an embedding table of which a step reads
-    only some rows.
+    """Count the bytes of the weights, each tensor once. ``decoding``: omit an embedding table of which a step only
+    reads a few rows.
     """
     tied = getattr(model.head, "tied", False)
     left_out = set[int]() if tied or not decoding else {id(tensor) for tensor in _table_of(model)}
@@ -174,7 +175,7 @@ def _bytes_of(model: Transformer, decoding: bool = False) -> int:
 
 
 def _table_of(model: Transformer) -> list[torch.Tensor]:
-    """Return the tensors that hold the token embeddings: one tensor if they are not quantised, none for a model without
+    """Return the tensors of the token embeddings: one tensor, several if they are quantised, none for a model without
     tokens.
     """
     table: Any = model.frontend.table
@@ -184,7 +185,7 @@ def _table_of(model: Transformer) -> list[torch.Tensor]:
 
 
 def _about() -> dict[str, str]:
-    """Return machine, versions and date."""
+    """Return machine, versions and date as text."""
     system = f"{platform.system()} {platform.release()}"
     return {
         "machine": f"{processor_name()}, {torch.get_num_threads()} threads used, {system}",

@@ -1,4 +1,4 @@
-"""Tables and page of a benchmark."""
+"""Tables and HTML page of a benchmark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WHAT = {DECODE: "greedy decoding", FIRST: "time to the first token of one row"}
 
 
 def tables(found: Bench) -> list[TableOf]:
-    """Build a table of each measured quantity, with a row for each figure, as text."""
+    """Build one table for each measured quantity, with one row of text for each measurement."""
     made = []
     for quantity, unit in UNITS.items():
         rows = [_row(each) for each in found.figures if each.quantity == quantity]
@@ -20,7 +20,7 @@ def tables(found: Bench) -> list[TableOf]:
         columns = ["side", "precision", "rows", "positions", unit, *(["memory limit", "reached"] if limited else [])]
         made.append(TableOf(_WHAT.get(quantity, "forward pass"), columns, [row[: len(columns)] for row in rows]))
     rows = [[precision, path] for precision, path in found.paths.items()]
-    made.append(TableOf("how a text is decoded", ["precision", "path"], rows))
+    made.append(TableOf("decoding path", ["precision", "path"], rows))
     return [table for table in made if table.rows]
 
 
@@ -30,7 +30,9 @@ def _row(figure: Figure) -> list[str]:
 
 
 def page(found: Bench) -> str:
-    """Build a self-contained HTML page: bars of the rates of qkv and of transformers, tables, machine and versions."""
+    """Build a self-contained HTML page: bar charts of the speeds of qkv and of transformers, tables, machine and
+    versions.
+    """
     made = Page(f"Speed of {found.name}")
     made.data["bench"] = found.plain()
     made.header(f"{found.parameters:,} parameters · {found.about['machine']} · {found.about['date']}")
@@ -42,9 +44,9 @@ def page(found: Bench) -> str:
     weights = [[name, size(count)] for name, count in found.weights.items()]
     add_tables(made, [TableOf("weights", ["precision", "bytes"], weights)])
     made.prose(
-        "The memory limit is the rate of a machine that only reads the weights and the decoding state once per "
-        "token, by the time of a sum over as many bytes. Weights in few bits are those of qkv quantize. Speeds of "
-        "one machine drift by tens of percent: compare the sides of one page only."
+        "The memory limit is the speed of a machine that only reads the weights and the decoding state once per "
+        "token; it is derived from the time of a sum over as many bytes. Weights in int8 and int4 are quantised as by "
+        "qkv quantize. Speeds of one machine vary by tens of percent over time: only compare numbers on the same page."
     )
     return made.html()
 

@@ -1,4 +1,4 @@
-"""Sides of a benchmark: qkv with weights in a precision, and the transformers library with the same weights."""
+"""Sides of a benchmark: qkv with weights in a given precision, and the transformers library with the same weights."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def lowered(model: Transformer, precision: str) -> Transformer:
 
 
 def in_memory(model: Transformer) -> Opener:
-    """Return an opener that copies ``model``."""
+    """Return an ``Opener`` that copies ``model`` in memory."""
     return lambda precision: lowered(model, precision)
 
 
 def through_folders(place: Path, folder: Path) -> Opener:
-    """Return an opener that loads the run or published checkpoint ``place`` as users do: the weights are mapped from
-    its files. For fewer than 32 bits, it loads a run as ``qkv quantize`` would write it, in a new folder within
-    ``folder``.
+    """Return an ``Opener`` that loads the run or published checkpoint ``place`` as users do: the weights are
+    memory-mapped. For fewer than 32 bits, the model is quantised as by ``qkv quantize``, written to a new folder within
+    ``folder``, and loaded from there.
     """
 
     def opened(precision: str) -> Transformer:
@@ -78,7 +78,7 @@ def writer(model: Transformer) -> Writer:
 
 
 def reader(model: Transformer) -> Reader:
-    """Return qkv's forward pass of whole rows."""
+    """Return qkv's forward pass over whole rows."""
 
     def run(values: Tensor) -> object:
         with torch.inference_mode():
@@ -88,8 +88,8 @@ def reader(model: Transformer) -> Reader:
 
 
 def other_writer(model: Any, **settings: Any) -> Writer:
-    """Return ``generate`` of a model of the transformers library: greedy, eager, with its KV cache, without an end
-    token.
+    """Return the function ``generate`` of a model of the transformers library: greedy, eager, with its KV cache,
+    without an end token.
 
     ``settings``: further arguments of that ``generate``.
     """
@@ -119,7 +119,7 @@ def other_reader(model: Any) -> Reader:
 
 
 def other_model(model: Transformer) -> Any:
-    """Convert ``model`` to the transformers library, in fp32, by way of a checkpoint of its published family.
+    """Convert ``model`` to the transformers library, in fp32, through a published checkpoint of its family.
 
     Raises ``UserError`` if the library is not installed, or no family covers the model.
     """

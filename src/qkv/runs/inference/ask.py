@@ -1,4 +1,4 @@
-"""Few-shot prompting of a run: examples and inputs from tables, accuracy beside a baseline."""
+"""Few-shot prompting of a run with examples and inputs from tables; accuracy compared with a baseline."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MAX_OPTIONS = 50
 are generated.
 """
 _TEXT = ("text", "sentence", "question", "review", "input", "prompt", "premise")
-"""Columns from which the field ``text`` is read unless the caller names another."""
+"""Names of columns from which the field ``text`` is read unless the caller names another column."""
 _LABEL = Role(LABEL, "label", ("label", "answer", "class", "category", "target", "gold", "sentiment"))
 _OPTIONS = Role(OPTIONS, "labels", ("options", "choices", "endings"))
 
 
 class FewShotRows(NamedTuple):
-    """Rows of a table, as mappings from fields of the template to texts; ``options`` of each row, if the table has such
-    a column.
+    """Rows of a table, as mappings from fields of the template to texts; ``options``: answer options of each row, None
+    if the table has no such column; ``notes``: sentences for the user.
     """
 
     rows: list[dict[str, str]]
@@ -40,7 +40,7 @@ class FewShotRows(NamedTuple):
 
 
 class Accuracy(NamedTuple):
-    """Accuracy of answers with its 95 % confidence interval (Wilson 1927)."""
+    """Share of correct answers with its 95 % confidence interval (Wilson 1927)."""
 
     value: float
     low: float
@@ -51,7 +51,7 @@ class Accuracy(NamedTuple):
 
 
 class Baseline(NamedTuple):
-    """Accuracy of a baseline that does not read the inputs, and the name of the baseline."""
+    """Accuracy (``value``) and name of a baseline that does not read the inputs."""
 
     value: float
     name: str
@@ -60,10 +60,10 @@ class Baseline(NamedTuple):
 def read_rows(source: str, template: Template, option: str, columns: Mapping[str, str], labelled: bool) -> FewShotRows:
     """Read the fields of ``template`` from the table in the file ``source``.
 
-    option: name of the command line's option, for messages. columns: field -> column; default: guessed. labelled: True
-    if labels are required; otherwise labels are read if the table has a column of that name, as options are. A label
-    may be the text, the index from 0 or the letter of one of its row's options. Raises ``UserError`` for a file that is
-    not a table, and rows that cannot be used.
+    option: command line option that named the file, for error messages. columns: field -> column; default: guessed.
+    labelled: True if labels are required; otherwise they are read if the table has a column for them, and so are
+    options. A label may be the text, the index from 0, or the letter of one of the options in its row. Raises
+    ``UserError`` for a file that is not a table, and for rows that cannot be used.
     """
     fields = [Role(name, "text", _TEXT if name == "text" else (name,)) for name in template.fields]
     table = table_of(source, Data(source=source), (*fields, _LABEL), option)
@@ -90,8 +90,8 @@ def read_rows(source: str, template: Template, option: str, columns: Mapping[str
 
 
 def _wanted(table: Table, columns: Mapping[str, str], labelled: bool) -> tuple[list[Role], dict[str, str]]:
-    """Return the roles to read among label and options, and the columns of all fields. A role is read if it is
-    required, if the caller names its column, or if the table has a column of that name.
+    """Return (roles to read among label and options, field -> column). A role is read if it is required, if the caller
+    names its column, or if the table has a column of that name.
     """
     known = {name.lower(): name for name in table.columns}
     wanted, given = [], dict(columns)
@@ -105,17 +105,17 @@ def _wanted(table: Table, columns: Mapping[str, str], labelled: bool) -> tuple[l
 
 
 def _named(label: str, options: Sequence[str]) -> str:
-    """Return the option that a label names: by its text, its index from 0, or its letter."""
+    """Return the option that a label refers to: by its text, its index from 0, or its letter."""
     if label in options:
         return label
     place = int(label) if label.isdecimal() else ord(label) - ord("A") if len(label) == 1 else -1
     if not 0 <= place < len(options):
-        raise UserError(f"the label {label!r} is none of the options {', '.join(map(repr, options))}")
+        raise UserError(f"the label {label!r} is not among the options {', '.join(map(repr, options))}")
     return options[place]
 
 
 def few_shot(run: Run, examples: Sequence[Mapping[str, str]], template: Template, count: int, seed: int) -> FewShot:
-    """Build the prompt of ``run`` with ``count`` of the examples, sampled with ``seed`` if there are more."""
+    """Build a prompt for ``run`` from ``count`` of the examples, sampled with ``seed`` if there are more."""
     chosen = list(examples)
     if len(chosen) > count:
         chosen = random.Random(seed).sample(chosen, count)
@@ -136,9 +136,8 @@ def answers(
     calibrate: bool = False,
     generation: Generation | None = None,
 ) -> list[FewShotAnswer]:
-    """Answer each input: with the best of its options, or without options with generated text, by default greedy.
-
-    Examples that do not fit the model's positions are dropped.
+    """Answer each input with the best of its options, or with generated text (by default greedy) if there are no
+    options. Examples that exceed the model's context length are dropped.
     """
     generation = generation or Generation(temperature=0.0, max_new_tokens=32)
     prompt = prompt.fitted(inputs, 0 if options else generation.max_new_tokens)
@@ -146,7 +145,7 @@ def answers(
 
 
 def accuracy_of(right: int, count: int) -> Accuracy:
-    """Compute the accuracy of ``right`` correct answers among ``count``, with its interval."""
+    """Compute the accuracy of ``right`` correct answers among ``count``, with its 95 % confidence interval."""
     from scipy.stats import binomtest
 
     interval: Any = binomtest(right, count).proportion_ci(0.95, "wilson")
@@ -154,7 +153,7 @@ def accuracy_of(right: int, count: int) -> Accuracy:
 
 
 def baseline(rows: Sequence[Mapping[str, str]], options: Sequence[Sequence[str]] | None) -> Baseline:
-    """Return the accuracy of always answering the most frequent label of these rows, or of chance if the rows have
+    """Return the accuracy of always answering the most frequent label of these rows, or of guessing if the rows have
     different options.
     """
     if options and len(set(map(tuple, options))) > 1:

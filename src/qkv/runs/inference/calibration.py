@@ -1,4 +1,6 @@
-"""Calibration of a run's probabilities: fitted after training, stored as ``calibration.json``, and measured."""
+"""Calibration of a run's probabilities: a temperature fitted after training, stored as ``calibration.json``, and the
+calibration error.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,13 @@ from qkv.tasks.task import Evaluation, Task
 
 CALIBRATION = "calibration.json"
 _MOST_LOGITS = 2_000_000
-"""Maximum of rows times classes whose probabilities are compared with the truth; a larger split is sampled evenly."""
+"""Maximum number of rows times classes for which probabilities are compared with true classes; a larger split is
+sampled evenly.
+"""
 
 
 def scored(model: Any, task: Task, dataset: Dataset, split: str, recipe: Recipe) -> Scored | None:
-    """Compute logits and true classes of a split; None if the task does not predict a single label, or the split is
+    """Compute the logits and true classes of a split; None if the task does not predict a single label, or the split is
     empty.
     """
     found: list[tuple[np.ndarray, np.ndarray]] = []
@@ -48,7 +52,7 @@ def scored(model: Any, task: Task, dataset: Dataset, split: str, recipe: Recipe)
 def calibrate(model: Any, task: Task, dataset: Dataset, recipe: Recipe) -> bool:
     """Fit the temperature of the model's probabilities on the validation split, and set it in ``task``.
 
-    Returns False for a task that does not predict a single label, for which nothing is fitted. Raises ``UserError``.
+    Returns False, without fitting, for a task that does not predict a single label. Raises ``UserError``.
     """
     task.temperature = 1.0
     found = scored(model, task, dataset, VALIDATION, recipe)
@@ -66,9 +70,7 @@ def write_temperature(folder: Path, step: int, temperature: float) -> None:
 
 
 def read_temperature(folder: Path, step: int) -> float:
-    """Read the temperature stored in a run's folder for the weights of ``step``; 1 if there is none, or it is
-    unreadable.
-    """
+    """Read the temperature stored in a run's folder for the weights of ``step``; 1 if it is missing or unreadable."""
     try:
         found = json.loads((folder / CALIBRATION).read_bytes())
         value = float(found["temperature"]) if found["step"] == step else 1.0

@@ -1,4 +1,6 @@
-"""Evaluation of a language model on multiple-choice questions: the option with the largest log probability."""
+"""Evaluation of a language model on multiple-choice questions: it answers with the option of the largest log
+probability.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ NAMES: dict[Measure, str] = {
     "token": "accuracy_per_token",
     "character": "accuracy_per_character",
 }
-"""Metric of each measure of an option."""
+"""Name of the metric for each normalisation of an option's log probability: in total, per token, per character."""
 _SHOWN = 20
 """Number of wrong answers in the report."""
 
@@ -33,7 +35,7 @@ def evaluate_choices(
     ``accuracy``, and its variants per token and per character, are the shares of questions whose label has the largest
     log probability in total, per token and per character. ``loss`` is -log p(label) with p = softmax(log p(option)), in
     nats. ``baseline`` is the accuracy of a baseline that does not read the questions. progress: called with the number
-    of questions of each batch. Raises ``UserError``.
+    of questions in each batch. Raises ``UserError``.
     """
     began = time.perf_counter()
     options, labels = _options(questions)
@@ -52,16 +54,16 @@ def evaluate_choices(
 
 
 def _options(questions: FewShotRows) -> tuple[Sequence[tuple[str, ...]], list[int]]:
-    """Return the options of each question, by default the labels of all questions, and the index of its label among
-    them. Raises ``UserError``.
+    """Return (options of each question, by default the labels of all questions; index of its label among them). Raises
+    ``UserError``.
     """
     options = questions.options
     if options is None:
         common = options_of(questions.rows)
         if not common:
             raise UserError(
-                f"the questions have no column of options, and more than {MAX_OPTIONS} different labels; "
-                "name the column options, choices or endings, with a list in each row"
+                f"the questions have more than {MAX_OPTIONS} different labels and no column of answer options; "
+                "add a column called options, choices or endings, with a list in each row"
             )
         options = [common] * len(questions.rows)
     places = []
@@ -78,7 +80,9 @@ def _right(
     scores: Sequence[Sequence[OptionScore]],
     labels: Sequence[int],
 ) -> list[bool]:
-    """Return for each question whether its label has the largest score; of equal scores the first option is taken."""
+    """Return for each question True if its label has the largest score; among equal scores, the first option is
+    taken.
+    """
     found = []
     for own, judged, label in zip(options, scores, labels, strict=True):
         values = [score_by(by, option, score) for option, score in zip(own, judged, strict=True)]
@@ -98,7 +102,7 @@ def _mistakes(
     chances: Sequence[Sequence[float]],
     labels: Sequence[int],
 ) -> list[dict[str, object]]:
-    """Build the report section of the most certain wrong answers, by the total log probability."""
+    """Build the report section of the wrong answers with the largest probability, by total log probability."""
     wrong = []
     for row, own, found, label in zip(rows, options, chances, labels, strict=True):
         best = max(range(len(own)), key=found.__getitem__)

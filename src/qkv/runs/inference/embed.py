@@ -39,15 +39,15 @@ def embed_opened(
     batch_size: int = 32,
     **options: Any,
 ) -> np.ndarray:
-    """Embed each text with the run and the embedding settings that ``opened`` returned; the other parameters are those
-    of ``embed``.
+    """Embed each text with the run and the embedding settings that ``opened`` returned; the other parameters are the
+    same as for ``embed``.
     """
     if isinstance(texts, str):
         raise UserError("a single text is given, but a list of texts is required; put it in brackets")
     if prompt is not None and prefix is not None:
         raise UserError(
-            "both a prompt and a prefix are given; the prompt is one of the model's own, the prefix one of yours: "
-            "give one"
+            "both a prompt and a prefix are given; give either prompt, the name of one of the model's prompts, "
+            "or prefix, your own text"
         )
     how, text = _how(said, options), prefix or ""
     if said is not None and prefix is None:
@@ -60,8 +60,8 @@ def embed_opened(
 
 
 def matryoshka(run: Run, said: EmbeddingSettings | None) -> tuple[int, ...] | None:
-    """Return the sizes to which vectors may be truncated, as ``config.json`` names them in ``matryoshka_dimensions``;
-    () for any size, if the file only sets ``is_matryoshka``; None if it sets neither.
+    """Return the sizes to which vectors may be truncated, from ``matryoshka_dimensions`` in ``config.json``. () means
+    any size, if the file only sets ``is_matryoshka``; None if it sets neither.
     """
     path = (run.folder if said is None else said.body) / CONFIG
     config = read_json(path) if path.is_file() else {}
@@ -74,8 +74,8 @@ def matryoshka(run: Run, said: EmbeddingSettings | None) -> tuple[int, ...] | No
 def opened(
     source: Run | str | Path, copy: bool = False, keep_adapters: bool = False
 ) -> tuple[Run, EmbeddingSettings | None]:
-    """Load a run, checkpoint or sentence-transformers folder: (run, embedding settings of a sentence-transformers
-    folder or None).
+    """Load a run, checkpoint or sentence-transformers folder; return (run, embedding settings), None for the settings
+    of other folders than sentence-transformers.
 
     copy, keep_adapters: see ``load``. In old sentence-transformers folders the Transformer is in a subfolder.
     """
@@ -91,9 +91,7 @@ def opened(
 def _how(said: EmbeddingSettings | None, options: dict[str, Any]) -> Embedding:
     unknown = next((name for name in options if name not in Embedding.__dataclass_fields__), None)
     if unknown:
-        raise UserError(
-            f"there is no option {unknown!r} of an embedding; {nearest(unknown, Embedding.__dataclass_fields__)}"
-        )
+        raise UserError(f"embeddings have no option {unknown!r}; {nearest(unknown, Embedding.__dataclass_fields__)}")
     if said is None:
         return Embedding(**options)
     own: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Settings with which a run writes text: those of its recipe, and the tokens that end a text."""
+"""Settings with which a run generates text: the generation settings of its recipe, and the tokens that end a text."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from qkv.spec.generation import Generation
 
 
 def end_ids(run: Run) -> tuple[int, ...]:
-    """Return the ids that end a text: the recipe's stop ids, which for a published checkpoint are the ids that it
-    names, and the tokenizer's end token.
+    """Return the token ids that end a text: the recipe's stop ids (for a published checkpoint, the end ids in its
+    files), and the tokenizer's end token.
     """
     own = None if run.tokenizer.absent else run.tokenizer.special("eos")
     return tuple(dict.fromkeys((*run.recipe.sample.stop_token_ids, *(() if own is None else (own,)))))
 
 
 def writing(run: Run) -> Generation:
-    """Return the recipe's generation settings with the ids of all end tokens. Stop strings that are such a token are
-    removed, and ids for which the tokenizer has no token are suppressed.
+    """Return the recipe's generation settings with all end tokens as stop ids. Stop strings that are such a token are
+    removed, and ids without a token in the tokenizer are suppressed.
     """
     sample, ends = run.recipe.sample, end_ids(run)
     if run.tokenizer.absent:

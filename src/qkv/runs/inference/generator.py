@@ -1,4 +1,4 @@
-"""Model, tokenizer and settings with which text is generated: those of a run, or of a model alone."""
+"""Model, tokenizer and settings for generating text, from a run or from a model alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 
 class Generator(NamedTuple):
-    """Model that generates, with its tokenizer and the default settings ``sample``."""
+    """Model that generates text, its tokenizer, and its default generation settings ``sample``."""
 
     model: Transformer
     tokenizer: Tokenizer
@@ -23,13 +23,13 @@ class Generator(NamedTuple):
 
     @property
     def drawn(self) -> int | None:
-        """Number of ids that have a token; None without a tokenizer."""
+        """Number of ids that may be sampled, those with a token in the tokenizer; None without a tokenizer."""
         return None if self.tokenizer.absent else self.tokenizer.vocab_size
 
 
 def generator_of(source: Any, tokenizer: Any = None) -> Generator:
-    """Build the ``Generator`` of a run or of a model alone, with another ``tokenizer`` if one is given. Raises
-    ``UserError``.
+    """Build the ``Generator`` of a run or of a model alone. ``tokenizer``: replaces the tokenizer of the run, if given.
+    Raises ``UserError``.
     """
     if isinstance(source, Run):
         if tokenizer is None:
@@ -37,5 +37,5 @@ def generator_of(source: Any, tokenizer: Any = None) -> Generator:
         return Generator(source.model, convert_tokenizer(tokenizer), source.recipe.sample)
     if not isinstance(source, Transformer):
         raise UserError(f"{type(source).__name__} given; allowed: a run, its folder, or a model made by qkv.build")
-    absent = AbsentTokenizer("a model alone has no tokenizer: give it as tokenizer=…, or give ids=[…]")
+    absent = AbsentTokenizer("a model made by qkv.build has no tokenizer: give tokenizer=…, or token ids as ids=[…]")
     return Generator(source, absent if tokenizer is None else convert_tokenizer(tokenizer), Generation())

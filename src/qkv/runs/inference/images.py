@@ -15,9 +15,9 @@ _COLUMNS = 8
 
 
 def generated_images(run: Run, count: int = 1, label: str | None = None, **options: Any) -> list[np.ndarray]:
-    """Generate ``count`` images with ``run``, arrays (H, W) or (H, W, 3) of bytes.
+    """Generate ``count`` images with ``run``, arrays (H, W) or (H, W, 3) of uint8.
 
-    ``label``: of the images, for models that read labels; None: all labels in turn. ``options``: fields of
+    ``label``: label of the images, for models that read labels; None: all labels in turn. ``options``: fields of
     ``qkv.spec.generation.Generation`` such as temperature, top_k and seed. Raises ``UserError``.
     """
     generation = run.recipe.sample.requested(**{"seed": None, **options})
@@ -25,7 +25,7 @@ def generated_images(run: Run, count: int = 1, label: str | None = None, **optio
 
 
 def as_png(images: Sequence[np.ndarray]) -> bytes:
-    """Encode an image, or several images on one sheet, as a PNG file."""
+    """Encode one image, or several images as a grid, as a PNG file."""
     from PIL import Image
 
     held = io.BytesIO()

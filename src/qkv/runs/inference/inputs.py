@@ -1,4 +1,4 @@
-"""Input rows for prediction, read from a table as in training, but without labels."""
+"""Read the rows of a table for prediction, as in training but without labels."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _QUOTED = 3
 
 
 class Inputs(NamedTuple):
-    """Inputs for prediction, read from a table: ``rows``, the task's inputs; ``kept``, the values of each row in all
-    ``columns``; ``notes``, sentences for the user.
+    """Inputs for prediction, read from a table: ``rows``, the task's inputs; ``kept``, the values of each of these rows
+    in all ``columns``; ``notes``, sentences for the user.
     """
 
     rows: list[dict[str, Any]]
@@ -35,8 +35,8 @@ class Inputs(NamedTuple):
 
 
 def input_kinds(recipe: Recipe) -> dict[str, str]:
-    """Return the kind of each input from which a run of ``recipe`` predicts; "" for an input that its task reads by
-    itself.
+    """Return name -> kind of each input from which a run of ``recipe`` predicts; "" if the task itself reads the
+    input.
     """
     task = task_of_recipe(recipe)
     known = {role.name: role.kind for role in getattr(task, "roles", ())}
@@ -44,17 +44,17 @@ def input_kinds(recipe: Recipe) -> dict[str, str]:
 
 
 def read_inputs(run: Run, source: str, columns: Mapping[str, str], refuse: bool = False) -> Inputs:
-    """Read the table in the file ``source`` as inputs for predictions of ``run``; values for its processors are
-    encoded.
+    """Read the table in the file ``source`` as inputs for predictions of ``run``; values such as images are encoded
+    with its processors.
 
-    ``columns``: input -> column (default: as in training); ``refuse``: refuse bad rows instead of leaving them out.
-    Raises ``UserError`` if the task predicts nothing, the file is not a table, a column of the training is missing, or
-    no row is usable.
+    ``columns``: input -> column (default: as in training); ``refuse``: raise an error for bad rows instead of skipping
+    them. Raises ``UserError`` if the task predicts nothing, the file is not a table, a column of the training is
+    missing, or no row is usable.
     """
     recipe, task = run.recipe, task_of_recipe(run.recipe)
     if not task.asks:
         raise UserError(
-            f"a model of the task {recipe.task.kind!r} has no answer to predict; generate text with 'qkv generate'"
+            f"a model of the task {recipe.task.kind!r} makes no predictions; generate text with 'qkv generate'"
         )
     # Tasks trained on running text have no roles, but still take a text as input.
     known = {role.name: role for role in getattr(task, "roles", ())}
@@ -67,7 +67,7 @@ def read_inputs(run: Run, source: str, columns: Mapping[str, str], refuse: bool 
     table = table_of(source, recipe.data.changed(format=None, columns=shape), roles, "--data")
     trained = {name: column for name, column in trained.items() if name not in columns}
     learned = trained_columns(table, roles, trained, partial(_option, table))
-    # As in a mapping of inputs, an optional input is read from a table in memory if a column has its name.
+    # In a table in memory, as in a mapping of inputs, a column named like an optional input is read as that input.
     optional = [role.name for role in roles if role.optional and table.given and role.name in table.columns]
     choice = choose(table, roles, {**{name: name for name in optional}, **learned, **columns}, "--data")
     notes = [*table.notes, *([choice.note] if choice.note else [])]
@@ -75,25 +75,25 @@ def read_inputs(run: Run, source: str, columns: Mapping[str, str], refuse: bool 
 
 
 def _option(table: Table, role: str) -> str:
-    """Return the option or argument that names the column of a role."""
+    """Return the command line option or the argument that sets the column of a role."""
     return f"columns={{{role!r}: NAME}}" if table.given else f"--column {role}=NAME"
 
 
 def value_columns(run: Run) -> dict[str, Processor]:
-    """Return the processors of inputs such as images, by the name of the input in a row."""
-    inputs = (INPUT, *run.recipe.data.inputs)  # a vocabulary may have other processors, such as the scaler of targets
+    """Return the processors of inputs such as images, by the name that the input has in a row."""
+    inputs = (INPUT, *run.recipe.data.inputs)  # omits other processors of the vocabulary, such as the targets' scaler
     made = {name: build_processor(each) for name, each in run.vocabulary.processors.items() if name in inputs}
     return {processor.role_of(name).name: processor for name, processor in made.items()}
 
 
 def _encoder_of(run: Run) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return a function that encodes the values of a row with the run's processors, and raises ``Unusable`` for a value
+    """Return a function that encodes the values of a row with the run's processors. It raises ``Unusable`` for a value
     that cannot be read, such as a damaged image.
     """
     processors = value_columns(run)
 
     def encode(row: dict[str, Any]) -> dict[str, Any]:
-        # Rows that refer to parts of the run's own data, such as nodes, have no such value.
+        # Rows that refer to the training data, for example to nodes of its graph, contain no value to encode.
         given = {name: processor for name, processor in processors.items() if name in row}
         return {**row, **{name: Encoded(processor.encode(row[name])) for name, processor in given.items()}}
 
@@ -127,5 +127,5 @@ def _read(
     if bad and refuse:
         raise UserError(f"{what} cannot be used: {some}; correct them, or leave them out")
     if bad:
-        notes.append(f"{what} {'has' if len(bad) == 1 else 'have'} no answer: {some}")
+        notes.append(f"{what} {'has' if len(bad) == 1 else 'have'} no prediction: {some}")
     return found

@@ -1,4 +1,4 @@
-"""Predictions of a run for given inputs."""
+"""Predictions of a run for rows of inputs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from qkv.tasks.task import TablePrediction
 
 def predict(run: Run, rows: Sequence[dict[str, Any]], zero_shot: ZeroShot | None = None) -> list[dict[str, Any]]:
     """Predict the task's output for each row of inputs; see ``qkv.tasks.task.Task.predict``. An answer gets a ``note``
-    if at least half of its input tokens are unknown to the run's tokenizer. ``zero_shot``: labels to choose from
-    instead of those of the training.
+    if at least half of its input tokens are not in the run's vocabulary. ``zero_shot``: labels to choose from instead of
+    the training labels.
     """
     task = task_of(run)
     if zero_shot is None:
@@ -31,7 +31,9 @@ def predict(run: Run, rows: Sequence[dict[str, Any]], zero_shot: ZeroShot | None
 
 
 def _strange(run: Run, values: Sequence[Any]) -> str:
-    """Return a sentence if at least half of the tokens of the texts in ``values`` are unknown to the run; else ""."""
+    """Return a warning if at least half of the tokens of the texts in ``values`` are not in the run's vocabulary; else
+    "".
+    """
     tokenizer = run.vocabulary.tokenizer if run.vocabulary.has_text else None
     if tokenizer is None or tokenizer.unknown_id is None:
         return ""
@@ -43,17 +45,17 @@ def _strange(run: Run, values: Sequence[Any]) -> str:
     unknown = int((ids == tokenizer.unknown_id).sum())
     if not len(ids) or 2 * unknown < len(ids):
         return ""
-    return f"{unknown:,} of {len(ids):,} tokens of the input are unknown to the run, so the answer says little"
+    return f"{unknown:,} of {len(ids):,} input tokens are not in the run's vocabulary, so the answer is unreliable"
 
 
 def predict_table(run: Run, source: str, columns: Mapping[str, str]) -> TablePrediction:
-    """Predict from the whole table in the file ``source``; see ``qkv.tasks.task.Task.predict_table``."""
+    """Predict from the whole table in the file ``source`` at once; see ``qkv.tasks.task.Task.predict_table``."""
     return task_of(run).predict_table(run.model, run.vocabulary, run.recipe, source, columns)
 
 
 def rows_for(run: Run, inputs: Sequence[Any]) -> list[dict[str, Any]]:
-    """Convert ``inputs`` to rows for ``predict``: each input is a mapping already, or the task's single text. Raises
-    ``UserError``.
+    """Convert ``inputs`` to rows for ``predict``. Each input is a mapping, which is used as it is, or the value of the
+    task's only input. Raises ``UserError``.
     """
     asks = task_of(run).asks
     return [_row_for(entry, asks, run.recipe.task.kind) for entry in inputs]

@@ -1,4 +1,4 @@
-"""Search a file for the texts that are nearest to a query, by the cosine of their embeddings."""
+"""Search a file for the texts most similar to a query, by the cosine of their embeddings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from qkv.spec.errors import UserError
 from qkv.system.torch_settings import with_usual_settings
 
 _AT_ONCE = 512
-"""Number of texts embedded at once: bounds memory, and sets the steps of the progress."""
+"""Number of texts embedded at once: limits the memory, and is the step size of the progress."""
 _SCORES = 1 << 22
 """Number of scores computed at once."""
 _TEXT = Role("text", "text", ("sentence", "content", "body", "review", "question", "title"))
@@ -61,19 +61,20 @@ def search(
     on_progress: OnProgress | None = None,
     **options: Any,
 ) -> list[list[Hit]]:
-    """Find the ``top`` texts of ``file`` that are nearest to each of ``queries``, best first: exact search by cosine.
+    """Find the ``top`` texts of ``file`` most similar to each of ``queries``, best first: exact search by cosine
+    similarity.
 
     ``source``: a run, a published checkpoint or a sentence-transformers folder. ``file``: one text per line, or a table
-    (CSV, TSV, JSONL) with the texts in ``column`` (default: guessed); empty texts are left out. ``prompt`` and
+    (CSV, TSV, JSONL) with the texts in ``column`` (default: guessed); empty texts are skipped. ``prompt`` and
     ``text_prompt``: names of the model's prompts for queries and for texts. ``options``: as for ``qkv.embed``.
     ``on_progress``: called with (number of texts embedded so far, number of all texts) while the index is built.
 
     The vectors of the file are stored in the cache folder, and computed again if the file, the model or the settings
-    change. Memory is bounded for any size of file. Raises ``UserError``.
+    change. Memory use does not grow with the size of the file. Raises ``UserError``.
     """
     asked = [queries] if isinstance(queries, str) else list(queries)
     if top < 1 or not asked:
-        raise UserError(f"top is {top} and {len(asked)} queries are given; both should be at least 1")
+        raise UserError(f"top is {top} and the number of queries is {len(asked)}; both must be at least 1")
     texts = TextFile(Path(file).expanduser(), column)
     run, said = opened(source)
     found = unit(embed_opened(run, said, asked, prompt, **options))
@@ -87,7 +88,7 @@ def search(
 
 
 class TextFile:
-    """Texts of a file with their line numbers; each iteration reads the file anew."""
+    """Texts of a file with their line numbers; each iteration reads the file again."""
 
     def __init__(self, path: Path, column: str | None):
         if not path.is_file():
@@ -101,7 +102,7 @@ class TextFile:
             self.table = table_of(str(path), data, (_TEXT,), "the file to search")
             self.column = choose(self.table, (_TEXT,), given, "search").columns["text"]
         elif column is not None:
-            raise UserError(f"{str(path)!r} is read as one text per line, so it has no column {column!r}; leave it out")
+            raise UserError(f"{str(path)!r} is read as one text per line and has no columns; omit column={column!r}")
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         for text, line in self._all():
@@ -117,7 +118,7 @@ class TextFile:
                 yield row.values[self.column], row.line
 
     def at(self, rows: set[int]) -> dict[int, tuple[str, int]]:
-        """Return (text, line) of the texts with the numbers ``rows``, counted from 0, by number."""
+        """Return number -> (text, line) of the texts with the numbers in ``rows``, counted from 0."""
         return {number: found for number, found in enumerate(self) if number in rows}
 
 
@@ -130,7 +131,7 @@ def _index(
     width: int,
     on_progress: OnProgress | None,
 ) -> np.ndarray:
-    """Return the vectors of all texts (texts, D), memory-mapped from the index, which is built if it is missing or
+    """Return the vectors of all texts (texts, D), memory-mapped from the index. The index is built if it is missing or
     outdated.
     """
     settings = {"column": texts.column, "prompt": prompt, **{name: repr(value) for name, value in options.items()}}
@@ -159,7 +160,7 @@ def _vectors(
     count: int,
     on_progress: OnProgress | None,
 ) -> Iterator[np.ndarray]:
-    """Embed the texts; yield the vectors of ``_AT_ONCE`` texts at a time."""
+    """Embed the texts; yield the vectors (n, D) of ``_AT_ONCE`` texts at a time."""
     done, cut, remaining = 0, False, iter(texts)
     while some := [text for text, _ in islice(remaining, _AT_ONCE)]:
         with warnings.catch_warnings(record=True) as notes:
@@ -169,5 +170,5 @@ def _vectors(
         if on_progress is not None:
             on_progress(done, count)
     if cut:
-        sentence = f"some texts of {texts.path} are longer than the model reads; only their beginnings are compared"
+        sentence = f"some texts of {texts.path} exceed the model's maximum length and are truncated"
         warnings.warn(sentence, stacklevel=2)

@@ -1,4 +1,4 @@
-"""Index of the texts of a file: their embedding vectors on disk, scaled to length 1."""
+"""Index of the texts in a file: their embedding vectors on disk, scaled to length 1."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from qkv.system.files import new_file
 VERSION = 2
 _NAME = "vectors"
 _LENGTH = 8
-"""Number of bytes that store the length of the header of a safetensors file."""
+"""Number of bytes at the beginning of a safetensors file that store the length of its header."""
 _DIGITS = 64
-"""Hexadecimal digits of a checksum."""
+"""Number of hexadecimal digits of a checksum."""
 
 
 def index_path(parts: dict[str, Any]) -> Path:
-    """Return the file in the cache for the index of one text file with one model and its settings."""
+    """Return the path in the cache of the index for ``parts``: one text file, one model and its settings."""
     name = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
     return cache_folder() / "search" / f"{name}.safetensors"
 
 
 def model_digest(run: Run) -> str:
-    """Compute a digest of weights, model spec and tokenizer of a run, which determine the vectors of its texts."""
+    """Compute a digest of the weights, model spec and tokenizer of a run, which determine the vectors of all texts."""
     from qkv.runs.storage.checkpoint import weights
 
     tensors = {name: tensor.detach().cpu() for name, tensor in weights(run.model).items()}
@@ -42,7 +42,7 @@ def read_index(path: Path, key: str) -> np.ndarray | None:
     """Read the vectors (texts, D), memory-mapped from the file ``path``; None if it is missing, damaged or has another
     ``key``.
 
-    The checksum is verified, which reads the whole file once, as each search does.
+    The checksum is verified, which reads the whole file once; each search does that anyway.
     """
     try:
         with path.open("rb") as file:
@@ -59,7 +59,7 @@ def read_index(path: Path, key: str) -> np.ndarray | None:
 
 
 def write_index(path: Path, key: str, count: int, width: int, blocks: Iterable[np.ndarray]) -> None:
-    """Write the ``count`` vectors of ``blocks``, each (texts, ``width``), to a safetensors file.
+    """Write the vectors in ``blocks``, arrays (texts, ``width``) with ``count`` rows in total, to a safetensors file.
 
     The vectors are scaled to length 1. The file has a temporary name until it is complete; the checksum is then written
     into its header. Raises ``UserError`` on disk errors.
@@ -76,7 +76,9 @@ def write_index(path: Path, key: str, count: int, width: int, blocks: Iterable[n
 
 
 def _header(key: str, count: int, width: int, checksum: str) -> bytes:
-    """Build the header of a safetensors file with its length; it has the same number of bytes for every checksum."""
+    """Build the header of a safetensors file, preceded by its length; it has the same number of bytes for every
+    checksum.
+    """
     entry = {"dtype": "F32", "shape": [count, width], "data_offsets": [0, 4 * count * width]}
     content = json.dumps({"__metadata__": {"key": key, "sums": checksum}, _NAME: entry}).encode()
     content += b" " * (-len(content) % 8)
@@ -84,10 +86,9 @@ def _header(key: str, count: int, width: int, checksum: str) -> bytes:
 
 
 def _seal(path: Path, key: str, count: int, width: int, begin: int) -> None:
-    """Replace the header of a complete file by a header with the checksum of its vectors, which begin at byte
-    ``begin``.
+    """Write the checksum of the vectors, which begin at byte ``begin``, into the header of a complete file.
 
-    If the file has another size, because the texts changed meanwhile, it is left without a checksum and never read.
+    If the file has another size, because the texts changed meanwhile, it gets no checksum and is never used.
     """
     if path.stat().st_size != begin + 4 * count * width:
         return
@@ -97,7 +98,7 @@ def _seal(path: Path, key: str, count: int, width: int, begin: int) -> None:
 
 
 def _checksum(key: str, vectors: np.ndarray) -> str:
-    """Compute the checksum of an index from ``key``, shape and ``sums_of`` the vectors."""
+    """Compute the checksum of an index from ``key``, the shape, and ``sums_of`` of the vectors."""
     total = hashlib.sha256(f"{key} {list(vectors.shape)}".encode())
     total.update(sums_of(vectors.reshape(-1).view(np.uint8)))
     return total.hexdigest()
@@ -110,10 +111,11 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def nearest_rows(vectors: np.ndarray, queries: np.ndarray, top: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (scores, row numbers) of the ``top`` vectors with the largest scalar product, for each query, best first.
+    """Return (scores, row numbers), each (Q, ``top``): the vectors with the largest scalar products with each query,
+    best first.
 
-    ``vectors`` (N, D), ``queries`` (Q, D). Of equal scores, the earlier row comes first. ``rows`` vectors are read at a
-    time.
+    ``vectors`` (N, D), ``queries`` (Q, D). Among equal scores, the earlier row comes first. ``rows`` vectors are read
+    at a time.
     """
     scores = np.zeros((len(queries), 0), np.float32)
     places = np.zeros((len(queries), 0), np.int64)

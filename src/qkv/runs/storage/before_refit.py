@@ -1,7 +1,8 @@
-"""Copy of a run's wide path from before it was fitted to the validation rows, in ``before_refit.safetensors``.
+"""Copy of a run's wide path from before the final fit, which includes the validation rows, in
+``before_refit.safetensors``.
 
-The validation split is always evaluated with this copy: the metrics of a path on rows to which it was fitted say
-nothing about other rows.
+The validation split is always evaluated with this copy: metrics on rows to which a path was fitted do not show how well
+it generalises.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from qkv.runs.storage.files import clear_errors, read_tensors, write_tensors
 
 BEFORE_REFIT = "before_refit.safetensors"
 NOTE = (
-    "validation figures are those of the wide path that learned from the training rows alone; that of the run has "
-    "learned from the validation rows, too"
+    "validation metrics are measured with the wide path fitted to the training rows only; the run's wide path was "
+    "fitted to the validation rows, too"
 )
 _KEPT = ("table", "bias", "idf", "mean", "deviation")
 
@@ -32,14 +33,14 @@ def keep_wide(model: Any, folder: Path) -> None:
 
 
 def drop_wide(folder: Path) -> None:
-    """Remove the stored copy of a run whose wide path was not fitted again. Raises ``UserError`` on disk errors."""
+    """Remove the stored copy from a run whose wide path was not fitted again. Raises ``UserError`` on disk errors."""
     path = folder / BEFORE_REFIT
     with clear_errors(str(path)):
         path.unlink(missing_ok=True)
 
 
 def restore_wide(model: Any, folder: Path) -> bool:
-    """Load the stored copy, if the run has one, into the model's wide path; True if it has one."""
+    """Load the stored copy, if the run has one, into the model's wide path; return True if it has one."""
     path = folder / BEFORE_REFIT
     if getattr(model, "wide", None) is None or not path.is_file():
         return False
@@ -49,8 +50,8 @@ def restore_wide(model: Any, folder: Path) -> bool:
 
 @contextmanager
 def without_validation_rows(model: Any, folder: Path) -> Iterator[bool]:
-    """Context manager in which the model has the wide path from before the fit to the validation rows; yields True if
-    the run stores it.
+    """Return a context manager in which the model has the wide path from before the fit to the validation rows; it
+    yields True if the run stores that path.
     """
     own = None if getattr(model, "wide", None) is None else _tensors(model)
     found = own is not None and restore_wide(model, folder)

@@ -3,9 +3,9 @@
     resume/step-00000250/weights.safetensors     all parameters and buffers
                          optimizer.safetensors   optimiser state by parameter name
                          random.safetensors      states of the random generators
-                         state.json              step, best loss, facts about the run; checksums of the other files
+                         state.json              step, best loss, properties of the run; checksums of the other files
 
-A folder is written under a temporary name, flushed to disk and renamed; older ones are removed only after that.
+A folder is written under a temporary name, flushed to disk and renamed; older checkpoints are removed only after that.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _NAME = re.compile(r"step-(\d+)$")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """State of a run after ``step`` updates, to resume from: tensors by part (weights, optimizer, random generators),
-    and the rest as plain data.
+    """State of a run after ``step`` updates, from which it can resume: tensors (of weights, optimizer and random
+    generators), and the rest as plain data.
     """
 
     step: int
@@ -43,8 +43,8 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """Folder of a run's checkpoints, of which only the newest ``keep`` are kept. The first process of ``world`` writes
-    them, and all read the same one.
+    """Folder of a run's checkpoints, which keeps the newest ``keep``. The first process of ``world`` writes them, and
+    all processes read the same one.
     """
 
     def __init__(self, folder: Path, keep: int = 2, world: World = ALONE):
@@ -56,7 +56,9 @@ class CheckpointStore:
         return sorted(found, key=lambda p: int(p.name.removeprefix("step-")), reverse=True)
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint, then remove older ones. On a disk error, raise UserError and keep the existing ones."""
+        """Write a checkpoint, then remove older ones; return its folder. On a disk error, raise UserError and keep the
+        existing checkpoints.
+        """
         return self._world.lead(lambda: self._save(checkpoint))
 
     def _save(self, checkpoint: Checkpoint) -> Path:
@@ -81,7 +83,7 @@ class CheckpointStore:
 
     def _rename(self, partial: Path, final: Path) -> None:
         replaced = self.folder / f".{final.name}.replaced{PARTIAL}"
-        if final.exists():  # a damaged checkpoint that an earlier start skipped
+        if final.exists():  # a damaged checkpoint that was skipped when the run resumed
             final.rename(replaced)
         partial.rename(final)
         sync(self.folder)
@@ -90,7 +92,8 @@ class CheckpointStore:
     def load(self, notice: Callable[[str], object]) -> Checkpoint | None:
         """Load the newest complete checkpoint; None if there are no checkpoints.
 
-        Damaged checkpoints are skipped and reported to ``notice``. Raises UserError if all are damaged.
+        Damaged checkpoints are skipped; ``notice`` is called with a sentence on each. Raises UserError if all are
+        damaged.
         """
         read = list[Checkpoint]()
         step = self._world.lead(lambda: self._load(notice, read))
@@ -112,7 +115,7 @@ class CheckpointStore:
                 notice(f"{error}; resuming from the previous checkpoint, step {checkpoint.step}")
             read.append(checkpoint)
             return checkpoint.step
-        if self.paths() != paths:  # a training in progress replaced them by newer checkpoints
+        if self.paths() != paths:  # a training process has meanwhile written newer checkpoints
             return self._load(notice, read)
         if refused:
             raise refused[0]
@@ -121,7 +124,7 @@ class CheckpointStore:
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read the checkpoint in the folder ``path``. Raises UserError naming the file that is missing, damaged, edited or
-    from another step.
+    of another step.
     """
     state = _read_state(path / "state.json")
     tensors = {}
@@ -129,7 +132,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
         file = path / f"{part}.safetensors"
         tensors[part], metadata = read_tensors(file)
         if metadata.get("sha256") != state["files"][part]:
-            raise UserError(f"{file} does not belong to {path / 'state.json'}: its checksum differs")
+            raise UserError(
+                f"{file} does not match {path / 'state.json'}: its checksum differs from the one stored there"
+            )
     return Checkpoint(state["step"], tensors, state["state"])
 
 
@@ -163,7 +168,7 @@ def _read_state(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"{path} is missing") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path} is cut short or not a checkpoint's state ({error})") from None
+        raise UserError(f"{path} is truncated or not the state of a checkpoint ({error})") from None
     if _text_digest(json.dumps(content, indent=1, sort_keys=True)) != expected:
         raise UserError(f"{path} was changed after it was written: its content does not match the checksum inside it")
     return content
@@ -183,11 +188,11 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Copy ``tensors`` into the parameters and buffers of ``model``. ``source``: file of the tensors. Raises UserError
-    naming the first tensor that is missing, unknown or of the wrong shape.
+    """Copy ``tensors`` into the parameters and buffers of ``model``. ``source``: file of the tensors, for messages.
+    Raises UserError naming the first tensor that is missing, unknown or of the wrong shape.
     """
     _checked(model, tensors, source)
-    model.load_state_dict(dict(tensors), strict=False)  # the other names of shared tensors are not in the file
+    model.load_state_dict(dict(tensors), strict=False)  # not strict: shared tensors are stored under one name only
 
 
 def _checked(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> dict[str, Tensor]:
@@ -196,7 +201,7 @@ def _checked(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> d
         if name not in tensors:
             raise UserError(f"{source} lacks the tensor {name!r}, which this model has")
         if tensors[name].shape != tensor.shape:
-            shapes = f"{list(tensors[name].shape)} in {source}, but {list(tensor.shape)} in the model of its spec"
+            shapes = f"{list(tensors[name].shape)} in {source}, but {list(tensor.shape)} in the model"
             raise UserError(f"the tensor {name!r} has the shape {shapes}")
     unknown = next((name for name in tensors if name not in own), None)
     if unknown:
@@ -207,7 +212,7 @@ def _checked(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> d
 
 
 def take_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Assign ``tensors`` to the parameters and buffers of ``model``, which is on the meta device, without copying.
+    """Assign ``tensors``, without copying, to the parameters and buffers of ``model``, which is on the meta device.
     Raises UserError as ``load_weights``.
     """
     own, places = _checked(model, tensors, source), places_of(model)

@@ -1,4 +1,4 @@
-"""Final evaluation of a run: the best weights on the held-out splits, stored in ``evaluation.json``."""
+"""File ``evaluation.json`` of a run: the final evaluation of its best weights on the held-out splits."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EVALUATION = "evaluation.json"
 
 
 def write_evaluation(folder: Path, step: int, evaluations: Mapping[str, Evaluation]) -> None:
-    """Write the final evaluation of the weights of ``step``, by split, into the run folder atomically. Raises
-    ``UserError``.
+    """Write the final evaluation of the weights of ``step`` into the run folder atomically. ``evaluations``: evaluation
+    by split. Raises ``UserError``.
     """
     content = {"step": step, "splits": {split: asdict(evaluation) for split, evaluation in evaluations.items()}}
     path = folder / EVALUATION
@@ -27,8 +27,8 @@ def write_evaluation(folder: Path, step: int, evaluations: Mapping[str, Evaluati
 
 
 def read_evaluation(folder: Path, step: int) -> dict[str, Any] | None:
-    """Read the stored final evaluation of the weights of ``step`` from a run folder; None if it is missing,
-    unreadable, or of other weights.
+    """Read the stored final evaluation of the weights of ``step`` from a run folder; None if it is missing, unreadable,
+    or of other weights.
     """
     try:
         found = json.loads((folder / EVALUATION).read_bytes())

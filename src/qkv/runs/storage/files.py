@@ -1,4 +1,4 @@
-"""Tensors of a run in files with checksums, and clear messages for disk errors."""
+"""Files of a run: tensors with checksums, and clear messages for disk errors."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
 
 @contextmanager
 def clear_errors(what: str) -> Iterator[None]:
-    """Context manager that turns file system errors into a UserError that begins with ``what`` ("the run folder
-    runs/a").
+    """Return a context manager that turns file system errors into a UserError "``what`` cannot be written: …".
+    ``what``: for example "the run folder runs/a".
     """
     try:
         yield
@@ -49,11 +49,11 @@ def _reason(error: OSError | SafetensorError) -> str:
     if number in _FULL:
         return "the disk is full; free some space and run the same command again"
     if number == errno.EFBIG:
-        return "it is larger than the system allows a file to be here"
+        return "it exceeds the maximum file size of this file system"
     if number in _FORBIDDEN:
-        return "the folder is read-only or belongs to someone else; name another one"
+        return "the folder is read-only or belongs to another user; name another folder"
     if number in _IN_THE_WAY:
-        return "a file stands where a folder is needed, or a folder where a file is; name another one"
+        return "a file exists where a folder is needed, or a folder where a file is needed; name another folder"
     return os.strerror(number) if number else str(error)
 
 
@@ -63,12 +63,12 @@ def _error_number(text: str) -> int | None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
-    """Write tensors and JSON ``metadata`` to a safetensors file, atomically; return the SHA-256 of both, which is
-    stored with them.
+    """Write tensors and JSON ``metadata`` to a safetensors file atomically; return the SHA-256 of both, which is stored
+    in the file.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     found = digest(tensors, metadata, _bytes)
-    # A single key, because safetensors writes several in no fixed order, and equal runs should give equal files.
+    # A single key, because safetensors writes several keys in no fixed order; equal runs should give equal files.
     header = {_KEY: json.dumps({_SHA256: found, _SUMS: digest(tensors, metadata, sums), **metadata}, sort_keys=True)}
     with new_file(path) as partial:
         save_file(tensors, partial, header)
@@ -76,8 +76,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read (tensors, metadata) of a safetensors file, with its hash as ``sha256``; metadata is empty if another program
-    wrote it.
+    """Read (tensors, metadata) of a safetensors file. The metadata includes the file's SHA-256 as ``sha256``; it is
+    empty if another program wrote the file.
 
     Raises UserError if the file is missing, damaged, edited or not a safetensors file.
     """
@@ -91,7 +91,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def map_tensors(path: Path, copy: bool = False) -> tuple[dict[str, Tensor], dict[str, Any], MappedFile | None]:
     """Read (tensors, metadata, mapping) of a safetensors file; the tensors are memory-mapped, or in memory if ``copy``.
 
-    The content is checked by ``sums``, which take a tenth of the time of SHA-256 and still detect damage and edits.
+    The content is checked by ``sums``, which takes a tenth of the time of SHA-256 and still detects damage and edits.
+    Raises UserError as ``read_tensors``.
     """
     found = entries(path, copy)
     with _opened(path) as file:
@@ -104,7 +105,7 @@ def map_tensors(path: Path, copy: bool = False) -> tuple[dict[str, Tensor], dict
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Read only the metadata of a safetensors file, unchecked against its tensors. Raises UserError as
+    """Read only the metadata of a safetensors file, without verifying the checksum. Raises UserError as
     ``read_tensors``.
     """
     with _opened(path) as file:
@@ -133,8 +134,8 @@ def _header(file: Any, path: Path) -> dict[str, Any]:
 
 
 def _check(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any], quick: bool) -> None:
-    """Raise UserError if tensors and checksum in ``header`` do not match; ``quick``: compare ``sums``, not SHA-256.
-    Files of other programs cannot be checked.
+    """Raise UserError if the tensors do not match the checksum in ``header``; ``quick``: compare ``sums`` instead of
+    SHA-256. Files written by other programs have no checksum and are accepted.
     """
     metadata = {name: value for name, value in header.items() if name not in (_SHA256, _SUMS)}
     key, content = (_SUMS, sums) if quick else (_SHA256, _bytes)
@@ -143,8 +144,8 @@ def _check(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any],
 
 
 def digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], content: Callable[[Tensor], Any]) -> str:
-    """Compute the SHA-256 over the metadata and each tensor's name, type, shape and ``content`` (its bytes, or ``sums``
-    of them).
+    """Compute the SHA-256 over the metadata and each tensor's name, type, shape and ``content``: a function that
+    returns its bytes or ``sums`` of them.
     """
     total = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(tensors):
@@ -164,8 +165,8 @@ def sums(content: Tensor) -> bytes:
 
 
 def sums_of(found: np.ndarray) -> bytes:
-    """Compute a fast checksum of bytes, a uint8 array, read as 64-bit words, modulo 2^64: the sum of the words, and the
-    sum of the words times their positions.
+    """Compute a fast checksum of bytes, a uint8 array read as 64-bit words: the sum of the words, and the sum of the
+    words times their positions, modulo 2^64.
 
     These sums detect every change of one word and every exchange of two words.
     """
@@ -181,8 +182,8 @@ def sums_of(found: np.ndarray) -> bytes:
 
 
 def files_in(folder: Path) -> dict[Path, int]:
-    """Return the sizes in bytes of all files under ``folder``, or of the file ``folder``, sorted by path; files that
-    vanish meanwhile are skipped.
+    """Return path -> size in bytes of all files under ``folder``, or of the file ``folder``, sorted by path; files that
+    are deleted meanwhile are skipped.
     """
     found: dict[Path, int] = {folder: folder.stat().st_size} if folder.is_file() else {}
     for place, _, names in os.walk(folder):
@@ -194,7 +195,7 @@ def files_in(folder: Path) -> dict[Path, int]:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove unfinished files in ``folder`` left by a killed process."""
+    """Remove the partly written files that a killed process left in ``folder``."""
     for path in folder.glob(f".*{PARTIAL}"):
         remove(path)
 

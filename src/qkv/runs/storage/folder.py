@@ -1,4 +1,4 @@
-"""Folder of a run: names of its files, its lock, and the presence of its best weights."""
+"""Folder of a run: names of its files, its lock, and checks that training succeeded and the best weights exist."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from qkv.system.world import ALONE, World
 
 try:
     import fcntl
-except ImportError:  # not Unix: two processes in one folder are not detected
+except ImportError:  # not on Unix: a second process in the same folder is not detected
     fcntl = None
 
 SPEC = "spec.yaml"
 WEIGHTS = "model.safetensors"
 FAILURE = "failure.txt"
-"""File with the error that ended the training of a run; absent while the run is trained again, and after an
+"""File with the error that ended the training of a run. Removed when the run is trained again; not written after an
 interruption.
 """
 
 
 @contextmanager
 def locked(folder: Path, world: World = ALONE) -> Iterator[None]:
-    """Context manager that creates ``folder`` and locks it, for all processes of ``world``. Raises UserError if it is
-    not writable, or another process trains in it.
+    """Return a context manager that creates ``folder`` and locks it, for all processes of ``world``. Raises UserError
+    if it is not writable, or another process trains in it.
     """
     with ExitStack() as stack:
         world.lead(lambda: stack.enter_context(_lock(folder)))
@@ -49,14 +49,14 @@ def _lock(folder: Path) -> Iterator[None]:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(
-                    f"another process is training in {folder}; wait for it, or name another folder"
+                    f"another process is training in {folder}; wait until it ends, or name another folder"
                 ) from None
             except OSError:  # a file system without locks
                 pass
         yield
     finally:
         if handle is not None:
-            os.close(handle)  # frees the lock, as the end of the process would
+            os.close(handle)  # releases the lock, as the end of the process would
 
 
 def check_succeeded(folder: Path) -> None:
@@ -64,13 +64,13 @@ def check_succeeded(folder: Path) -> None:
     with suppress(FileNotFoundError):
         reason = (folder / FAILURE).read_text(encoding="utf-8").strip()
         raise UserError(
-            f"the training of {folder} failed ({reason}); train it again, or take its weights nevertheless in Python "
+            f"the training of {folder} failed ({reason}); train it again, or load its weights anyway in Python "
             "with load(…, accept_changes=True)"
         )
 
 
 def had_best(checkpoint: Checkpoint | None, recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """True if the newest checkpoint of a run, or its metrics ``rows``, show that its best weights were once saved."""
+    """Return True if the newest checkpoint of a run, or its metrics ``rows``, show that its best weights were saved."""
     if checkpoint and checkpoint.state.get("standing", {}).get("best_figure") is not None:
         return True
     figures = [row.get(f"val_{recipe.training.validation.best}") for row in rows]
@@ -82,7 +82,7 @@ def check_kept(folder: Path, had: bool) -> None:
     path = folder / WEIGHTS
     if had and not path.exists():
         raise UserError(
-            f"{path} is missing, and the run had kept its best weights there; "
-            f"put it back, or take those of the newest checkpoint in its place with 'qkv accept {folder}', "
+            f"{path}, the file of the run's best weights, is missing; "
+            f"restore it, or use the weights of the newest checkpoint instead with 'qkv accept {folder}', "
             "in Python load(…, accept_changes=True)"
         )

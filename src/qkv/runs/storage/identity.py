@@ -1,4 +1,6 @@
-"""Identity of a run: the settings that determine its weights, stored beside them to detect edits and other recipes."""
+"""Identity of a run: the settings that determine its weights, stored with the weights to detect edits and other
+recipes.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,19 @@ from qkv.spec.recipe import Recipe
 from qkv.system.files import write_file
 
 MADE_WITH = "made_with"
-"""Key of the result of ``made_with`` in the header of weights files and in the state of checkpoints."""
+"""Key under which the result of ``made_with`` is stored, in the header of weights files and in the state of
+checkpoints.
+"""
 
-# Free keys may change between two starts: they control when something is measured, saved or shown, not the weights.
+# Settings in _FREE may change when a run resumes: they control when something is measured, saved or shown, not the
+# weights.
 _DECIDING = ("data", "model", "start", "task", "training")
 _STORED = "quantized"
 _FREE = {"validation", "checkpoints", "sample_every", "tensorboard"}
 
 
 def deciding(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings of a recipe, as plain data, that together with the text determine every weight."""
+    """Return the settings of a recipe that, together with the data, determine its weights, as plain data."""
     plain = recipe.to_dict()
     plain["data"] = without_folders(plain["data"])
     plain["training"] = {name: value for name, value in plain["training"].items() if name not in _FREE}
@@ -33,10 +38,10 @@ def deciding(recipe: Recipe) -> dict[str, Any]:
 
 
 def essence(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings of a recipe that determine the weights, as plain data without the number of steps (a run may
-    extend it) and without defaults.
+    """Return the settings of a recipe that determine the weights, as plain data, without defaults and without the
+    number of steps, which may be increased later.
 
-    Because defaults are left out, versions of qkv with new fields can resume runs of older versions.
+    Because defaults are omitted, versions of qkv with new fields can resume runs of older versions.
     """
     content = {name: plain for name, plain in recipe.essential().items() if name in (*_DECIDING, _STORED)}
     if "data" in content:
@@ -48,20 +53,20 @@ def essence(recipe: Recipe) -> dict[str, Any]:
 
 
 def recipe_digest(recipe: Recipe) -> str:
-    """Compute the SHA-256 of the settings that determine the weights, from ``essence``."""
+    """Compute the SHA-256 of ``essence``, the settings that determine the weights."""
     return hashlib.sha256(json.dumps(essence(recipe), sort_keys=True).encode()).hexdigest()
 
 
 def made_with(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Return the recipe settings (``essence``) and the SHA-256 of each vocabulary file in ``folder``, to be stored with
-    the weights that they produced.
+    the weights that were trained with them.
     """
     return {"recipe": json.loads(json.dumps(essence(recipe))), "vocabulary": _vocabulary_digests(folder)}
 
 
 def write_parts(recipe: Recipe, folder: Path) -> bool:
-    """Write the record of the recipe's parts that are defined outside the package, if it differs from the record in
-    ``folder``.
+    """Write a record of the parts of the recipe that are defined outside the package into ``folder``, unless the record
+    there is the same.
 
     Returns True if it was written.
     """
@@ -77,8 +82,8 @@ def edited(stored: Mapping[str, Any] | None, recipe: Recipe | None, folder: Path
     """Describe the first change to recipe or vocabulary in ``folder`` since the weights were written; None if
     unchanged.
 
-    ``stored``: result of ``made_with`` stored with the weights. Older versions stored nothing, and then nothing can be
-    checked. ``recipe`` None: the folder holds no spec.
+    ``stored``: result of ``made_with`` stored with the weights; None in files of older versions, for which nothing can
+    be checked. ``recipe``: None if the folder holds no spec.
     """
     if not stored:
         return None
@@ -92,17 +97,19 @@ def edited(stored: Mapping[str, Any] | None, recipe: Recipe | None, folder: Path
         path, was, is_now = found
         return (
             f"{folder / 'spec.yaml'} was changed: {path} is {_or_default(is_now)}, "
-            f"and the weights were trained with {_or_default(was)}"
+            f"but the weights were trained with {_or_default(was)}"
         )
     return None
 
 
 def check_unedited(stored: Mapping[str, Any] | None, recipe: Recipe | None, folder: Path) -> None:
-    """Raise UserError if the spec or the vocabulary in ``folder`` differs from the one ``stored`` with the weights."""
+    """Raise UserError if the spec or the vocabulary in ``folder`` differs from ``stored``, the settings stored with the
+    weights.
+    """
     found = edited(stored, recipe, folder)
     if found:
         raise UserError(
-            f"{found}; put it back, or accept the change with 'qkv accept {folder}', "
+            f"{found}; restore it, or accept the change with 'qkv accept {folder}', "
             "in Python load(…, accept_changes=True)"
         )
 
@@ -123,8 +130,8 @@ def difference(there: Any, here: Any) -> str:
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """Find the first difference of two trees of plain data: (dotted path, old value, new value); None if they are
-    equal.
+    """Return the first difference between two trees of plain data: (dotted path, old value, new value); None if they
+    are equal.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         pairs = [(str(key), old.get(key), new.get(key)) for key in [*old, *(k for k in new if k not in old)]]
@@ -132,13 +139,13 @@ def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any]
         pairs = [(str(i), a, b) for i, (a, b) in enumerate(zip(old, new, strict=True))]
     else:
         return None if old == new and type(old) is type(new) else (path, old, new)
-    # Compare the kind first: if it differs, the other fields differ because of that.
+    # Compare the kind first: parts of different kinds also differ in their other fields.
     pairs.sort(key=lambda pair: pair[0] != "kind")
     deeper = (first_difference(a, b, f"{path}.{key}" if path else key) for key, a, b in pairs)
     return next((found for found in deeper if found), None)
 
 
 def shown(value: Any) -> str:
-    """Format plain data as JSON, truncated to 80 characters, for messages."""
+    """Format plain data as JSON for messages, truncated to 80 characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,4 +1,4 @@
-"""Loading of runs from folders, and of published checkpoints as runs."""
+"""Load runs from folders, and published checkpoints as runs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def load(
         training failed, and use the newest checkpoint if the best weights are missing.
     copy: read weights into memory instead of mapping their file.
     keep_adapters: keep adapters such as LoRA, if any, separate from the weights.
-    device: device that computes, such as "cuda"; default: the one that ``QKV_DEVICE`` names, else the CPU.
+    device: device that computes, such as "cuda"; default: the environment variable ``QKV_DEVICE``, else the CPU.
     published: dtype, revision and pickles, as for ``qkv.interop.load.load_published``. Without dtype, a checkpoint in
         bf16 or fp16 computes in fp32 on the CPU, see ``qkv.models.edit.quantize.compute_in_fp32``, and block-quantised
         weights of a GGUF file stay in 8 and 4 bits; ``load_stored`` and other devices do not do so.
@@ -74,7 +74,8 @@ def load_stored(
     keep_adapters: bool = False,
     **published: Any,
 ) -> Run:
-    """Load a run or published checkpoint as ``load`` does, with weights in the precision in which they are stored.
+    """Load a run or published checkpoint as ``load`` does, but keep its weights in the precision in which they are
+    stored.
 
     Block-quantised weights of a GGUF file are converted to fp32, which can be trained, exported and quantised again.
     """
@@ -91,7 +92,7 @@ def _load(source: str | Path, how: tuple[bool, bool, bool], published: Mapping[s
             return _published(source, {**published, "copy": copy, "narrow": narrow})
         raise UserError(f"{folder} is not a run folder: it holds no {SPEC}")
     if published:
-        raise UserError(f"{next(iter(published))!r} applies to published checkpoints, and {folder} is a run")
+        raise UserError(f"{next(iter(published))!r} only applies to published checkpoints, but {folder} is a run")
     run = load_adapted(folder, accept_changes, copy)
     if not keep_adapters:
         fold(run.model)
@@ -122,15 +123,15 @@ def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False)
 def _weights(
     folder: Path, recipe: Recipe, accept_changes: bool, copy: bool
 ) -> tuple[Mapping[str, Tensor], Mapping[str, Any], MappedFile | None]:
-    """Return (tensors, metadata, mapped file) of a run's best weights, or of its newest checkpoint if best weights were
-    not saved yet.
+    """Return (tensors, metadata, mapped file) of a run's best weights, or of its newest checkpoint if no best weights
+    were saved yet.
     """
     path = folder / WEIGHTS
     if path.exists():
         return map_tensors(path, copy)
     checkpoint = CheckpointStore(folder / "resume").load(lambda _: None)
     had = had_best(checkpoint, recipe, rows_of(folder))
-    if path.exists():  # written meanwhile by the first validation of a training in progress
+    if path.exists():  # the training process has meanwhile written it after its first validation
         return map_tensors(path, copy)
     if checkpoint is None:
         raise UserError(
@@ -152,10 +153,11 @@ def changed(run: Run) -> str | None:
 
 
 def accept(folder: Path) -> str | None:
-    """Accept an edited recipe, vocabulary or file of a user-defined part of the run in ``folder``: store the weights
-    again, together with the edited state. If the best weights are missing, those of the newest checkpoint are stored.
+    """Accept an edited recipe, vocabulary or file of a user-defined part in the run folder ``folder``: store the
+    weights again, with a record of the edited state. If the best weights are missing, store the weights of the newest
+    checkpoint.
 
-    Returns the description of the change, from ``changed``. Raises UserError if the weights do not fit the spec.
+    Returns a description of the change, from ``changed``. Raises UserError if the weights do not fit the spec.
     """
     with locked(folder):
         run, path = load_adapted(folder, accept_changes=True), folder / WEIGHTS
@@ -170,7 +172,7 @@ def accept(folder: Path) -> str | None:
 
 
 def _published(source: str | Path, options: dict[str, Any]) -> Run:
-    """Load a published checkpoint as a run without training."""
+    """Load a published checkpoint as a run that was not trained here."""
     found = load_published(source, **options)
     recipe = recipe_of(found)
     processors = {} if found.processor is None else {INPUT: found.processor}

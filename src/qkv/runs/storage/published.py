@@ -1,4 +1,4 @@
-"""Recipe of a published checkpoint, as if it were a run."""
+"""Recipe that describes a published checkpoint as if it were a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from qkv.spec.tokenizers import TokenizerFile
 from qkv.tokenizers.tokenizer import Tokenizer
 
 NOT_SAID = "not said"
-"""Data source in the recipe of a checkpoint with unknown training data; name other data to train or evaluate it."""
+"""Data source in the recipe of a checkpoint whose training data is unknown; to train or evaluate it, other data must be
+named.
+"""
 
 
 def recipe_of(found: PublishedModel) -> Recipe:
@@ -42,13 +44,13 @@ def _data(found: PublishedModel) -> Data:
     if needed is None:
         return Data(source=NOT_SAID, tokenizer=TokenizerFile(path=str(found.folder)))
     if found.processor is None:
-        alone = "use qkv.interop.load.load_published, which loads the model alone"
+        alone = "use qkv.interop.load.load_published, which loads only the model"
         if not has_processor(found.spec):
-            unknown = f"{found.folder} does not say how {needed.kind} are read and standardised"
-            raise UserError(f"{unknown}, as no published folder does; {alone}")
+            unknown = f"{found.folder} does not specify how {needed.kind} are read and standardised"
+            raise UserError(f"{unknown}, and no published folder of this kind does; {alone}")
         raise UserError(
             f"{found.folder} holds no {PREPROCESSOR}, so it is not known how {needed.kind} are resized and "
-            f"standardised; put that file there, or {alone}"
+            f"standardised; add that file, or {alone}"
         )
     return Data(source=NOT_SAID, processor=found.processor)
 
@@ -57,34 +59,34 @@ def _task(found: PublishedModel) -> Task:
     if found.spec.encoder is not None and found.spec.head.predicts_tokens:
         begin = pieces(found.folder, found.tokenizer, found.begin) if found.tokenizer else ()
         return Translation(begin=begin, framed=True)
-    alone = "qkv.interop.load.load_published loads the model alone"
+    alone = "qkv.interop.load.load_published loads only the model"
     return task_of_head(found.spec, f"{found.folder}: {found.architecture} ({found.family})", alone)
 
 
 def task_of_head(model: Model, name: str, advice: str = "name the task") -> Task:
-    """Choose the task of a model whose training is not known, from its head. ``name``: name of the model in messages.
-    Raises ``UserError`` with ``advice`` if no task has such a head.
+    """Choose the task of a model from its head, if it is not known how the model was trained. ``name``: name of the
+    model in messages. Raises ``UserError`` with ``advice`` if no task has such a head.
     """
     if model.encoder is not None and not model.head.predicts_tokens:
         head = f"has a head of the kind {model.head.kind!r} on an encoder–decoder"
-        raise UserError(f"{name} {head}, which no task of qkv asks; {advice}")
+        raise UserError(f"{name} {head}, which no task of qkv uses; {advice}")
     if model.head.predicts_tokens:
         return Translation() if model.encoder else NextToken() if model.causal else MaskedTokens()
     tasks = [task for task in Task.kinds().values() if task.head == model.head.serves and task.reads == "examples"]
     if not tasks:
-        raise UserError(f"{name} has a head of the kind {model.head.kind!r}, which no task of qkv asks; {advice}")
-    # Tagging words and labelling nodes use the same head: a model of text gets a task on texts, if there is one.
+        raise UserError(f"{name} has a head of the kind {model.head.kind!r}, which no task of qkv uses; {advice}")
+    # Tagging words and labelling nodes use the same head; a model of text must get the task on texts.
     of_text = model.frontend.processor is None
     return min(tasks, key=lambda task: task.reads_signals == of_text)().published()
 
 
 def pieces(folder: Path, tokenizer: Tokenizer, begin: Sequence[int]) -> tuple[str, ...]:
-    """Decode the decoder-start ids ``begin`` of the checkpoint in ``folder`` to token strings. Raises ``UserError`` if
-    the tokenizer lacks one.
+    """Decode ``begin``, the ids with which the decoder of the checkpoint in ``folder`` starts, to token strings. Raises
+    ``UserError`` if the tokenizer lacks one.
     """
     named = [tokenizer.core.id_to_token(index) for index in begin]
     found = tuple(piece for piece in named if piece is not None)
     if len(found) < len(named):
         unknown = begin[named.index(None)]
-        raise UserError(f"{folder} says that texts begin with the id {unknown}, which its tokenizer does not have")
+        raise UserError(f"texts of {folder} begin with the token id {unknown}, which its tokenizer does not have")
     return found

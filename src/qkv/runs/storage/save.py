@@ -1,4 +1,4 @@
-"""Saving of a model, trained by any training loop, as a run folder."""
+"""Save a model that was trained by any training loop as a run folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from qkv.tokenizers.convert import convert_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer
 
 _TRAINED = ("resume", "metrics.jsonl")
-"""Files of a run that ``qkv.train`` trained."""
+"""Files that only exist in a run that ``qkv.train`` trained."""
 
 
 @with_usual_settings
@@ -40,11 +40,11 @@ def save(
     description: str = "",
     step: int = 0,
 ) -> Path:
-    """Save a model that was trained by a custom loop as a run, for ``load``, for the command line, and as a start of
-    further training; return the folder.
+    """Save a model that was trained by a custom loop as a run; return the folder. The run can be opened by ``load`` and
+    the command line, and further training can start from it.
 
-    ``model``: made by ``build`` or ``load``. ``tokenizer``: a tokenizer, also of the libraries tokenizers and
-    transformers, the path of a tokenizer, or a run; without a tokenizer, the model is used with ids. ``labels``: names
+    ``model``: made by ``build`` or ``load``. ``tokenizer``: a tokenizer of qkv or of the libraries tokenizers or
+    transformers, the path of a tokenizer, or a run; without a tokenizer, the model takes token ids. ``labels``: names
     of the classes, by default their numbers. ``task``: task such as "masked_tokens", by default the task that fits the
     head. ``step``: number of steps trained. If the folder holds the same model, its weights are replaced atomically;
     other content is refused.
@@ -67,8 +67,8 @@ def save(
 
 
 def _check_buildable(model: Transformer) -> None:
-    """Raise ``UserError`` if the spec of ``model`` does not build the same parameters, because the model could then not
-    be loaded.
+    """Raise ``UserError`` if building the spec of ``model`` gives other parameters than the model has: it could then
+    not be loaded.
     """
     with torch.device("meta"):
         built = {name: tensor.shape for name, tensor in weights(Transformer(model.spec)).items()}
@@ -78,8 +78,8 @@ def _check_buildable(model: Transformer) -> None:
     )
     if found:
         raise UserError(
-            f"model: its spec does not describe its parameters ({found}, counting the spec as there); adapters must be "
-            "merged and parts of one's own be in the spec"
+            f"model: its spec does not describe its parameters ({found}; there: built from the spec, here: the model); "
+            "merge its adapters, and put its modules of your own into the spec"
         )
 
 
@@ -88,7 +88,7 @@ def _vocabulary(model: Transformer, tokenizer: Tokenizer | None, labels: Sequenc
     classes = model.spec.head.classes or 0
     names = tuple(labels) or tuple(str(i) for i in range(classes))
     if len(names) != classes or len(set(names)) != classes:
-        raise UserError(f"labels: {len(set(names))} different labels given, and the model has {classes} classes")
+        raise UserError(f"labels: {len(set(names))} different labels given, but the model has {classes} classes")
     reader = tokenizer or NO_TEXT
     return Vocabulary(reader, reader, names)
 
@@ -103,10 +103,10 @@ def _recipe(model: Transformer, folder: Path, vocabulary: Vocabulary, task: Any,
 
 
 def _check_place(folder: Path, recipe: Recipe, vocabulary: Vocabulary) -> None:
-    """Raise ``UserError`` if the folder holds anything else than an earlier version of the same model."""
+    """Raise ``UserError`` if the folder holds anything other than an earlier version of the same model."""
     found = next((name for name in _TRAINED if (folder / name).exists()), None)
     if found is not None:
-        raise UserError(f"{folder} holds a run that was trained there ({found}); name another folder")
+        raise UserError(f"{folder} holds a run trained by qkv ({found}); name another folder")
     if (folder / SPEC).is_file():
         other = difference(essence(read_recipe(folder)), essence(recipe))
         if not other and Vocabulary.load(folder).digest() != vocabulary.digest():
@@ -114,4 +114,4 @@ def _check_place(folder: Path, recipe: Recipe, vocabulary: Vocabulary) -> None:
         if other:
             raise UserError(f"{folder} holds another model: {other}; name another folder")
     elif (folder / WEIGHTS).exists():
-        raise UserError(f"{folder} holds a {WEIGHTS} and no {SPEC}: weights of another program; name another folder")
+        raise UserError(f"{folder} holds a {WEIGHTS} but no {SPEC}: weights of another program; name another folder")

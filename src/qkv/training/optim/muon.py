@@ -16,14 +16,14 @@ from torch import Tensor
 from qkv.ops.orthogonal.choose import orthogonal
 from qkv.spec.training import Muon as MuonSpec
 
-# Maximum number of elements of a matrix that is stacked with others. A product of one larger matrix already saturates
-# the machine, so stacking would only cost a copy.
+# Maximum number of elements of a matrix that is stacked with others. Products of larger matrices already use all
+# cores, so stacking them would only add a copy.
 _STACKED = 1 << 18
 
 
 class Muon(torch.optim.Optimizer):
-    """Optimiser Muon for matrices (A, B). Matrices of one shape are orthogonalised as a batch, which speeds up small
-    models.
+    """Optimiser Muon for matrices (A, B). Matrices of equal shape are orthogonalised as one batch, which is faster for
+    small models.
     """
 
     def __init__(self, parameters: Iterable[Tensor], spec: MuonSpec):
@@ -37,7 +37,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update all matrices that have gradients; ``closure`` is not used."""
+        """Update all matrices that have gradients; ``closure`` is ignored."""
         for group in self.param_groups:
             for matrices in _of_one_shape(p for p in group["params"] if p.grad is not None):
                 self._update(matrices, group)
@@ -50,7 +50,7 @@ class Muon(torch.optim.Optimizer):
             p.add_(update, alpha=-rate * math.sqrt(max(1.0, p.shape[0] / p.shape[1])))
 
     def _momentum(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
-        """Update the momentum M of a parameter and return its update direction U, not yet orthogonal."""
+        """Update the momentum M of a parameter and return its update U, before orthogonalisation."""
         assert parameter.grad is not None
         remembered, momentum = self.state[parameter], group["momentum"]
         if "momentum_buffer" not in remembered:
@@ -60,8 +60,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def _of_one_shape(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Group matrices by shape, ignoring transposition; each matrix with more than ``_STACKED`` elements forms a group
-    of its own.
+    """Yield groups of matrices of equal shape, up to transposition; a matrix with more than ``_STACKED`` elements is a
+    group of its own.
     """
     found: dict[tuple[int, int], list[Tensor]] = {}
     for p in parameters:

@@ -1,4 +1,6 @@
-"""Optimiser of a run: one or two torch optimisers behind one interface, with a state of named tensors only."""
+"""Optimiser of a run: one or two torch optimisers with a common interface, and a state that only consists of named
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,16 @@ REMEMBERED: dict[type[torch.optim.Optimizer], set[str]] = {
     torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
     Muon: {"momentum_buffer"},
 }
-"""Names of the state tensors of each optimiser class, to check loaded states; other classes may have states of any
-name.
+"""Names of the state tensors of each optimiser class; loaded states are checked against them. Classes that are not
+listed may use any name.
 """
 
 
 class Optimizer:
-    """Optimiser of a whole model: one or several torch optimisers that share its parameters.
+    """Optimiser of a whole model: one or several torch optimisers, each for some of its parameters.
 
-    ``state_dict`` maps ``parameter/quantity`` to a tensor, so that it fits into a safetensors file. Learning rates are
-    not part of it: they follow from the spec and the step.
+    ``state_dict`` maps ``parameter/quantity`` to a tensor, so that it can be stored in a safetensors file. It contains
+    no learning rates, because the spec and the step number determine them.
     """
 
     def __init__(self, parts: Iterable[torch.optim.Optimizer], named: Named):
@@ -40,8 +42,8 @@ class Optimizer:
         self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
 
     def scale_rates(self, factors: Mapping[str, float]) -> None:
-        """Multiply the learning rate of each parameter by its factor in ``factors``, by name (default 1). Call before
-        the first step.
+        """Multiply the learning rate of each parameter by its factor in ``factors``, parameter name -> factor (default
+        1). Call before the first step.
         """
         for part in self.parts:
             part.param_groups[:] = [some for group in part.param_groups for some in self._by_factor(group, factors)]
@@ -54,7 +56,7 @@ class Optimizer:
         return [{**group, "params": some, "lr": group["lr"] * factor} for factor, some in members.items()]
 
     def step(self, multiplier: float = 1.0) -> None:
-        """Make one update of the parameters, at ``multiplier`` times each group's learning rate."""
+        """Update the parameters once, with each group's learning rate multiplied by ``multiplier``."""
         for part, rates in zip(self.parts, self._rates, strict=True):
             for group, rate in zip(part.param_groups, rates, strict=True):
                 group["lr"] = rate * multiplier
@@ -75,7 +77,7 @@ class Optimizer:
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load state tensors from ``state_dict``, bit for bit. Raises UserError for a name or a shape that does not fit
+        """Load the state tensors that ``state_dict`` returned. Raises UserError for a name or a shape that does not fit
         this model.
         """
         owners = {
@@ -86,20 +88,21 @@ class Optimizer:
             name, _, quantity = key.rpartition("/")
             if name not in owners:
                 raise UserError(
-                    f"the optimiser state {key!r} belongs to no parameter of this model; {nearest(name, owners)}"
+                    f"the checkpoint has an optimiser state {key!r}, but the model has no such parameter; "
+                    f"{nearest(name, owners)}"
                 )
             part, parameter = owners[name]
             if quantity not in REMEMBERED.get(type(part), {quantity}):
                 kept = ", ".join(sorted(REMEMBERED[type(part)]))
                 raise UserError(
-                    f"the optimiser state {key!r} belongs to another optimiser: here {type(part).__name__} updates "
-                    f"this parameter and keeps {kept}; the run was started with another version or recipe, "
-                    "so train it again in another folder"
+                    f"the optimiser state {key!r} in the checkpoint is of another optimiser: {type(part).__name__}, "
+                    f"which updates this parameter, stores {kept}; the run was started with another version or "
+                    "recipe, so train it again in another folder"
                 )
             if tensor.dim() and tensor.shape != parameter.shape:
                 raise UserError(
                     f"the optimiser state {key!r} has the shape {list(tensor.shape)}, "
-                    f"its parameter {list(parameter.shape)}"
+                    f"but its parameter has the shape {list(parameter.shape)}"
                 )
             found.setdefault(parameter, {})[quantity] = tensor.to(parameter.device, copy=True)
         for part in self.parts:
@@ -115,15 +118,15 @@ def build_optimizer(spec: OptimizerSpec, model: nn.Module) -> Optimizer:
 
 @implements(AdamW)
 def adamw(spec: AdamW, model: nn.Module) -> Optimizer:
-    """Build AdamW (Loshchilov & Hutter 2019) for a model, with weight decay on matrices and tables only."""
+    """Build AdamW (Loshchilov & Hutter 2019) for a model, with weight decay only on parameters of two or more axes."""
     named = _trainable(model)
     return Optimizer([_adamw(spec, named)], named)
 
 
 @implements(MuonSpec)
 def muon(spec: MuonSpec, model: nn.Module) -> Optimizer:
-    """Build Muon for the weight matrices of all blocks (of encoder and latents too), with AdamW for embeddings, head,
-    norms, biases and convolution kernels.
+    """Build Muon for the weight matrices of all blocks (also those of encoder and latents), and AdamW for all other
+    parameters: embeddings, head, norms, biases and convolution kernels.
     """
     named, inside = _trainable(model), matrices(model)
     maps, others = _split(named, lambda _, p: p in inside)

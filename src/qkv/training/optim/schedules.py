@@ -1,4 +1,5 @@
-"""Learning-rate schedules: pure functions from the number of an update to a factor of the optimiser's learning rate.
+"""Learning-rate schedules: pure functions that map the number of an update to a factor of the optimiser's learning
+rate.
 
 Updates are counted from 1, so the last of ``steps`` updates is number ``steps``. Each schedule has a linear warm-up,
 s/w, over its first w = ``warmup`` updates, except the inverse square root, whose warm-up is part of its formula.
@@ -67,8 +68,8 @@ def warmup_stable_decay(schedule: WarmupStableDecay, step: int, steps: int, widt
 def shortened(schedule: Schedule, steps: int, most: int) -> Schedule:
     """Return ``schedule`` with its warm-up shortened for a run of ``steps`` updates instead of ``most``.
 
-    The warm-up keeps its share of the updates, or gets a tenth of them if its share is smaller, but never becomes
-    longer than before. The inverse square root is unchanged, because its warm-up determines all rates.
+    The new warm-up is the same share of the updates as before, but at least a tenth of them, and never longer than the
+    old warm-up. The inverse square root is unchanged, because its warm-up determines all rates.
     """
     if steps == most or schedule.fixed_by_warmup:
         return schedule
@@ -76,8 +77,8 @@ def shortened(schedule: Schedule, steps: int, most: int) -> Schedule:
 
 
 def same_so_far(schedule: Schedule, done: int, steps: int, other: int, width: int) -> bool:
-    """True if the first ``done`` updates have the same learning rates in a run of ``steps`` updates as in a run of
-    ``other`` updates.
+    """Return True if the first ``done`` updates have the same learning rates in a run of ``steps`` updates and in a run
+    of ``other`` updates.
     """
     return all(
         multiplier(schedule, s, steps, width) == multiplier(schedule, s, other, width) for s in range(1, done + 1)

@@ -1,4 +1,6 @@
-"""Contestants of a model with a wide path, compared on the validation part."""
+"""Contestants: the deep path of a model, its wide path, and both combined. Their metrics on the validation split decide
+which one the run keeps.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from qkv.report.evaluation import ERRORS, words
 
 
 class Contestant(NamedTuple):
-    """Factors of the deep and the wide path, and the validation metrics with these factors.
+    """Weighted sum of the deep and the wide path: the two factors, and the validation metrics with these factors.
 
-    ``tested``: metrics on the test split, if known; they do not influence the choice. ``eligible``: False if the run
-    may not choose this contestant, which is then shown for comparison only. ``expected``: loss on rows to which the
-    factors were not fitted, if known.
+    ``tested``: metrics on the test split, if available; they do not influence the choice. ``eligible``: False if the
+    run may not choose this contestant, which is then only shown for comparison. ``expected``: cross-validated loss,
+    computed on rows to which the factors were not fitted; None if not computed.
     """
 
     name: str
@@ -26,16 +28,17 @@ class Contestant(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """Loss by which contestants are compared: ``expected`` if known, else the loss on the validation split."""
+        """Loss by which contestants are compared: ``expected`` if available, else the loss on the validation split."""
         return self.figures["loss"] if self.expected is None else self.expected
 
 
 def ranked(contestants: list[Contestant], metric: str, baseline: float | None) -> list[Contestant]:
     """Sort contestants from best to worst; ineligible contestants come last.
 
-    First come the contestants whose metric is not worse than ``baseline``; if all are worse, the contestant with the
-    best metric. ``baseline`` None: the metric of the first contestant, the wide path. Within these groups, contestants
-    are sorted by loss, rounded to three significant digits; contestants with equal losses keep their order.
+    The first group has all contestants whose metric is not worse than ``baseline``, or only the contestant with the
+    best metric if all are worse. ``baseline`` None: use the metric of the first contestant, the wide path. Within a
+    group, contestants are sorted by loss, rounded to three significant digits; those with equal losses keep their
+    order.
     """
     sign = 1 if metric in ERRORS else -1
     errors = [sign * each.figures[metric] for each in contestants]
@@ -64,25 +67,26 @@ def section(contestants: Sequence[Contestant], metric: str) -> dict[str, Any]:
     ]
     columns = ["model", "factor deep", "factor wide", *map(words, names), *(f"test {words(name)}" for name in tested)]
     columns += ["cross-validated loss"] if expected else []
-    note = "The first row is the model of this run: of those "
+    note = "The first row is the model that this run keeps: "
     if all(each.eligible for each in contestants):
-        note += f"whose validation {words(metric)} is not worse than that of the baseline, it has the least "
-        note += "cross-validated loss within that part." if expected else "validation loss."
+        note += f"of all models whose validation {words(metric)} is not worse than the baseline's, it has the lowest "
+        note += "loss in cross-validation within the validation split." if expected else "validation loss."
     else:
         count = sum(each.eligible for each in contestants)
-        note += f"that it may keep, the first {count}, it has the least validation loss; the others are a comparison."
+        note += f"of the first {count}, which the run may keep, it has the lowest validation loss; "
+        note += "the others are shown for comparison."
     return {"kind": "contestants", "title": "Contestants", "note": note, "columns": columns, "rows": rows}
 
 
 def tested_section(contestants: Sequence[Contestant]) -> list[dict[str, Any]]:
     """Build the table of the contestants' metrics on the test split, in the order of the validation split; empty if
-    unknown.
+    there are none.
     """
     if not contestants or not contestants[0].tested:
         return []
     names = list(contestants[0].tested)
     rows = [[each.name, *(f"{each.tested[name]:.4g}" for name in names)] for each in contestants]
-    note = "Order and choice are those of the validation part; these figures decide nothing."
-    title = "Contestants on the test part"
+    note = "The validation split determines order and choice; these metrics do not influence them."
+    title = "Contestants on the test split"
     columns = ["model", *map(words, names)]
     return [{"kind": "contestants", "title": title, "note": note, "columns": columns, "rows": rows}]

@@ -1,10 +1,11 @@
-"""Heats: short runs of the models in ``recipe.candidates``, of which the best on validation is trained to the end.
+"""Heats: short runs of the models in ``recipe.candidates``; the model with the lowest validation loss is then trained
+to the end.
 
     RUN/heats/results.json    result of each finished heat
     RUN/heats/NAME/           run of a heat, resumed if it was interrupted
 
-As in successive halving (Jamieson & Talwalkar 2016), with one round: heats are cheap, and the winner starts anew, so
-that its learning-rate schedule covers the rest of the time budget.
+This is successive halving (Jamieson & Talwalkar 2016) with one round: heats are short, and the winner is trained from
+the beginning, so that its learning-rate schedule covers the rest of the time budget.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ _RESULTS = "results.json"
 _SHARE = 0.4
 """Share of the time budget, or of the steps, that all heats together may take."""
 _GROWTH, _WIDEST, _LONGER = 3, 4, 4
-"""Time of a larger model's heat relative to that of the smaller model; maximum factor of the width; factor of the steps
-in ``_longer``.
+"""Time of a larger model's heat relative to the smaller model's heat; maximum factor by which the width grows; factor
+of the number of steps in ``_longer``.
 """
 Train = Callable[[Recipe, Path, OnEvent], Run]
 _LATE = 0.85
-"""The best validation counts as late if it follows this share of the steps."""
+"""The best validation of a heat counts as late if it comes after this share of the steps."""
 _FEWEST = 20
 """Minimum number of steps of a heat without a time budget."""
 
@@ -52,7 +53,8 @@ class Heat:
     """Result of one heat: lowest validation ``loss``, and the task's metric ``figure`` with the same weights.
 
     Both are None if the heat failed, for example with a non-finite loss. train: mean training loss over the last tenth
-    of its steps; whole: True if it made all steps of the recipe; late: True if its best validation was one of the last.
+    of its steps; whole: True if the heat made all steps of its recipe; late: True if its best validation was one of the
+    last.
     """
 
     loss: float | None
@@ -73,17 +75,17 @@ def choose(recipe: Recipe, folder: Path, tell: OnEvent, train: Train, world: Wor
     """Run the heats of ``recipe`` that have no stored result in ``folder``; return (recipe of the winner, seconds of
     all heats).
 
-    The seconds are 0 if the run has begun, because its checkpoints include them; no heat is then repeated. ``train``:
-    function that trains a recipe in a folder, without a final evaluation; ``world``: the processes that train. Raises
-    ``UserError`` if all heats fail, or if the run in ``folder`` was chosen from other candidates.
+    If the final training has begun, no heat is run, and the seconds are 0, because the checkpoints include them.
+    ``train``: function that trains a recipe in a folder, without a final evaluation; ``world``: the processes that
+    train. Raises ``UserError`` if all heats fail, or if the run in ``folder`` was chosen from other candidates.
     """
     if not recipe.candidates:
         return recipe, 0.0
     for name in recipe.candidates:
-        _winner(recipe, name)  # raises if its changes are wrong
+        _winner(recipe, name)  # raises UserError for invalid changes
     known, begun = world.lead(lambda: (read_heats(folder), (folder / SPEC).exists()))
     if begun and {_sized(recipe, name)[0] for name in known} != recipe.candidates.keys():
-        raise UserError(f"{folder} holds a run that was not chosen from these candidates; name another folder")
+        raise UserError(f"{folder} holds a run that was chosen from other candidates; name another folder")
 
     def compete(name: str, title: str) -> None:
         began, place = clock.seconds(), folder / FOLDER / name
@@ -103,11 +105,11 @@ def choose(recipe: Recipe, folder: Path, tell: OnEvent, train: Train, world: Wor
 
 
 def _larger(recipe: Recipe, heats: Mapping[str, Heat]) -> str:
-    """Return the name of one more heat, with a model twice as wide as the best and one layer deeper; "" if none
+    """Return the name of one more heat, with a model twice as wide as the best and one layer deeper; "" if no heat
     follows.
 
     A heat follows if the best model made all its steps without fitting the training rows, and if the heats' share of
-    the time budget suffices. The heat of the larger model takes about three times as long.
+    the time budget suffices. The heat of the larger model is expected to take about three times as long.
     """
     best, minutes = _best(heats), recipe.training.minutes
     if not best or minutes is None or heats[best].fitted or not heats[best].whole:
@@ -120,7 +122,7 @@ def _larger(recipe: Recipe, heats: Mapping[str, Heat]) -> str:
 
 
 def _sized(recipe: Recipe, name: str) -> tuple[str, int]:
-    """Split the name of a heat into (candidate, factor of its width), such as "sums_x2" into ("sums", 2)."""
+    """Split the name of a heat into (candidate, factor of its width): "sums_x2" into ("sums", 2)."""
     base, found, factor = name.rpartition("_x")
     return (base, int(factor)) if found and name not in recipe.candidates and base in recipe.candidates else (name, 1)
 
@@ -133,8 +135,8 @@ def _widened(recipe: Recipe, factor: int) -> Recipe:
 
 
 def _longer(recipe: Recipe, heat: Heat) -> Recipe:
-    """Return the recipe with ``_LONGER`` times as many steps, if the heat made all its steps and was best near its end.
-    This requires a time budget, which then limits the steps.
+    """Return the recipe with ``_LONGER`` times as many steps, if the heat made all its steps and its best validation
+    was late. Only with a time budget, which then limits the steps.
     """
     if recipe.training.minutes is None or not (heat.whole and heat.late):
         return recipe
@@ -163,7 +165,7 @@ def _run(heat: Recipe, place: Path, tell: OnEvent, train: Train) -> Run | UserEr
 def _judge(run: Run | UserError, recipe: Recipe, place: Path, began: float, tell: OnEvent) -> Heat:
     """Return the result of the heat in the folder ``place``, and remove its checkpoints."""
     if isinstance(run, UserError):
-        if not rows_of(place):  # not begun: the cause is the data or the recipe, for all heats alike
+        if not rows_of(place):  # it failed before the first step: data or recipe are at fault, in all heats
             raise run
         tell(Notice(f"heat of {place.name} failed: {run}"))
         return Heat(None, None, 0, clock.seconds() - began)
@@ -204,8 +206,8 @@ def _heat(recipe: Recipe, name: str) -> Recipe:
 
 
 def _progress(tell: OnEvent, title: str) -> OnEvent:
-    """Return a handler that forwards the progress events of a heat, announces ``title`` at its start, and drops all
-    other events, such as notices.
+    """Return an event handler that forwards the progress events of a heat to ``tell``, announces ``title`` when
+    training starts, and drops all other events, such as notices.
     """
 
     def some(event: Event) -> None:
@@ -222,7 +224,7 @@ def _metric(recipe: Recipe) -> str:
 
 
 def _result(rows: Sequence[Mapping[str, Any]], metric: str, most: int) -> Heat:
-    """Compute the result of a heat from its metrics ``rows``; ``most``: number of steps of its recipe."""
+    """Compute the result of a heat from the ``rows`` of its metrics; ``most``: number of steps of its recipe."""
     looks = [row for row in rows if math.isfinite(row.get("val_loss", math.nan))]
     best: Mapping[str, Any] = min(looks, key=lambda row: row["val_loss"], default={})
     steps = max((row["step"] for row in rows if "loss" in row), default=0)
@@ -245,7 +247,7 @@ def read_heats(folder: Path) -> dict[str, Heat]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        raise UserError(f"{path} is damaged; remove it, and the heats run again") from None
+        raise UserError(f"{path} is damaged; remove it to run the heats again") from None
 
 
 def _write(place: Path, heats: Mapping[str, Heat]) -> None:
@@ -270,6 +272,6 @@ def section(folder: Path, metric: str) -> list[dict[str, Any]]:
     ]
     if not rows:
         return []
-    note = "Short runs, judged on the validation part. The first model was trained to the end."
+    note = "Short runs, compared by their loss on the validation split. The first model was trained to the end."
     columns = ["model", "validation loss", f"validation {words(metric)}", "steps", "time"]
     return [{"kind": "heats", "title": "Heats", "note": note, "columns": columns, "rows": rows}]

@@ -1,4 +1,4 @@
-"""Events of a run, which ``train`` passes to ``on_event``."""
+"""Events of a run, which ``train`` passes to its argument ``on_event``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Event: ``recipe`` will be trained in ``folder``, which may hold a run that is resumed."""
+    """Event: ``recipe`` is about to be trained in ``folder``, or the run in that folder to be resumed."""
 
     recipe: Recipe
     folder: Path
@@ -39,11 +39,11 @@ class Started:
 
 @dataclass(frozen=True)
 class Planned:
-    """Event: the number of steps for the time budget ``minutes`` was planned, after update ``step`` (0: before
+    """Event: the number of steps was planned for a time budget of ``minutes``, after update ``step`` (0: before
     training).
 
-    ``steps``: planned steps, of at most ``most`` in the recipe; ``seconds``: expected time of the whole run, of which
-    ``after`` seconds follow the last step.
+    ``steps``: planned steps; ``most``: steps in the recipe, the upper bound; ``seconds``: expected time of the whole
+    run; ``after``: the share of these seconds that follows the last step.
     """
 
     step: int
@@ -56,8 +56,8 @@ class Planned:
 
 @dataclass(frozen=True)
 class Stepped:
-    """Event: one update was made. ``loss`` in nats per token; ``tokens``: targets so far; ``seconds``: training time so
-    far, including earlier starts.
+    """Event: one update was made. ``loss`` in nats per target; ``tokens``: number of targets so far; ``seconds``:
+    training time so far, including the time before the run was resumed.
     """
 
     step: int
@@ -72,11 +72,11 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Validated:
-    """Event: the held-out loss was measured after ``step`` updates. ``best``: True if the weights are the best so far
+    """Event: the held-out loss was measured after ``step`` updates. ``best``: True if these weights are the best so far
     by the run's metric.
 
-    ``figures``: the task's metrics, such as perplexity and bits per character, the loss included; ``decides``: name of
-    the metric that selects the weights to keep.
+    ``figures``: the task's metrics, such as perplexity and bits per character, including the loss; ``decides``: name of
+    the metric that selects the best weights.
     """
 
     step: int
@@ -97,7 +97,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Event: the final evaluation of the weights of ``step`` on one split is done; ``figures``: the task's metrics."""
+    """Event: the weights of ``step`` were evaluated on one split, after training; ``figures``: the task's metrics."""
 
     step: int
     split: str
@@ -113,8 +113,8 @@ class Saved:
 
 @dataclass(frozen=True)
 class Ended:
-    """Event: training is over: ``finished``, ``stopped`` (by a signal) or ``failed``; ``message``: the reason, unless
-    finished.
+    """Event: training has ended. ``status``: ``finished``, ``stopped`` (by a signal) or ``failed``; ``message``: the
+    reason, unless finished.
     """
 
     status: str

@@ -1,4 +1,4 @@
-"""Progress of a run between two steps."""
+"""Counters of a run in progress, saved in each checkpoint."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ FITTED = 0.8
 """A training loss below this share of the validation loss shows that the model has fitted the training rows."""
 _KEPT, _FALLS = 0.95, 0.98
 """Weight of the previous value in the moving average of the training loss; ratio of this average to its value at the
-best validation, below which it counts as falling.
+best validation, below which the training loss counts as falling.
 """
 
 
 @dataclass
 class RunProgress:
-    """Counters of a run in progress, saved in each checkpoint. ``seconds``: training time, including earlier starts."""
+    """Counters of a run in progress, saved in each checkpoint. ``seconds``: training time, including the time before
+    the run was resumed.
+    """
 
     step: int = 0
     tokens: int = 0
     """Number of targets trained on so far."""
     rows: int = 0
     positions: int = 0
-    """Number of positions of all rows so far, padding included."""
+    """Number of positions of all rows trained on so far, padding included."""
     sources: int = 0
-    """Number of positions that an encoder has read so far, padding included."""
+    """Number of positions that the encoder has read so far, padding included."""
     seconds: float = 0.0
     best_figure: float | None = None
     """Best value so far of the metric ``training.validation.best``."""
@@ -39,14 +41,16 @@ class RunProgress:
     best_train_loss: float | None = None
     """Moving average of the training loss at the best validation."""
     fitting: bool = False
-    """True if, at the last validation, the training loss was still falling, and above the share ``FITTED`` of the
-    validation loss.
+    """True if, at the last validation, the training loss was still falling and exceeded ``FITTED`` times the validation
+    loss.
     """
     looked: int = 0
-    """Last step whose validation and sample are done."""
+    """Last step after which validation and sample, if due, are done."""
     sampling_seconds: float = 0.0
     preparation: float = 0.0
-    """Seconds before training, over all starts: opening data, building the model, measuring costs."""
+    """Seconds of preparation before training, summed over all times the run was started or resumed: opening data,
+    building the model, measuring costs.
+    """
 
     def saw(self, loss: float) -> None:
         """Update the moving average of the training loss with the loss of one step."""
@@ -54,7 +58,7 @@ class RunProgress:
         self.train_loss = loss if before is None else _KEPT * before + (1 - _KEPT) * loss
 
     def compare(self, loss: float, best: bool) -> None:
-        """Update ``fitting`` after a validation with loss ``loss``; ``best``: True if that validation is the best so
+        """Update ``fitting`` after a validation with loss ``loss``; ``best``: True if this validation is the best so
         far.
         """
         own, before = self.train_loss, self.best_train_loss

@@ -1,4 +1,4 @@
-"""Records of a run: metrics, optional TensorBoard logs, and the report."""
+"""Files that record a run: metrics, optional TensorBoard logs, and the HTML report."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from qkv.training.watch.sections import read_sections
 
 try:
     import resource
-except ImportError:  # not Unix: peak memory is omitted
+except ImportError:  # not on Unix: the report omits the peak memory
     resource = None
 REPORT = "report.html"
 
 
 class Done(NamedTuple):
-    """Amounts of training so far: targets, rows, positions of the model's own stack and of its encoder (``sources``),
-    padding included.
+    """Amount of training so far: number of targets, of rows, and of positions that the decoder or only stack
+    (``positions``) and the encoder (``sources``) have read, padding included.
     """
 
     targets: int
@@ -49,8 +49,8 @@ class Done(NamedTuple):
 
 
 class RunRecorder:
-    """Writer of a run's ``metrics.jsonl`` and ``report.html``. If the run resumes from ``step``, metrics of later steps
-    are dropped.
+    """Writer of a run's ``metrics.jsonl`` and ``report.html``. If the run resumes from ``step``, the metrics of later
+    steps are removed.
     """
 
     def __init__(self, setup: Setup, step: int):
@@ -95,7 +95,7 @@ class RunRecorder:
         self.row(step=event.step, sample=event.text)
 
     def row(self, **values: Any) -> None:
-        """Append one metrics row of these values."""
+        """Append one row with these values to the metrics."""
         with clear_errors(str(self.path)):
             self._log.write(**values)
         if self._board:
@@ -122,8 +122,8 @@ class RunRecorder:
         self.close()
 
     def report_now_and_then(self, done: Done) -> None:
-        """Write the report of a run in progress, at most every 20 seconds, and so seldom that it takes at most 2 % of
-        the time.
+        """Write the report of a run in progress, at most every 20 seconds, and seldom enough to take at most 2 % of the
+        time.
         """
         if time.perf_counter() - self._reported >= max(20.0, 50 * self._report_seconds):
             self.report("running", "", done)
@@ -175,7 +175,7 @@ class RunRecorder:
 
 
 class SilentRecorder(RunRecorder):
-    """Recorder that writes nothing, for all processes of a run but the first."""
+    """Recorder that writes nothing, for all processes of a run except the first."""
 
     def __init__(self) -> None:
         pass
@@ -197,7 +197,7 @@ class SilentRecorder(RunRecorder):
 
 
 def open_recorder(setup: Setup, step: int) -> RunRecorder:
-    """Return the recorder of this process for a run that goes on after ``step``: only the first process writes."""
+    """Return the recorder of this process for a run that continues after ``step``: only the first process writes."""
     return RunRecorder(setup, step) if setup.world.first else SilentRecorder()
 
 
@@ -209,7 +209,9 @@ def _evaluation(folder: Path) -> dict[str, Any] | None:
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """Return processor, device, threads, and versions of Python, torch and the system, for the report."""
+    """Return the processor, device, threads, and versions of Python, torch and the operating system as text by name,
+    for the report.
+    """
     return {
         "processor": processor_name(),
         "device": str(device),
@@ -221,10 +223,11 @@ def environment(device: torch.device) -> dict[str, str]:
 
 
 def trained_flops(recipe: Recipe, done: Done) -> float | None:
-    """Compute the FLOPs of all updates so far, padding included: the cost of one row of the mean length, times the
-    number of rows.
+    """Compute the FLOPs of all updates so far, padding included, as the number of rows times the cost of one row of
+    mean length.
 
-    None if a part's cost is unknown, or the run was trained by an older version that did not count rows.
+    Returns None if the cost of a part is not implemented, or if the run was trained by an older version that did not
+    count rows.
     """
     if not done.rows:
         return None

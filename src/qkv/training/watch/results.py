@@ -1,4 +1,4 @@
-"""Results of finished runs, read from their folders and recorded in their recipe file."""
+"""Results of finished runs: read them from the run folders and record them in the recipe file."""
 
 from __future__ import annotations
 
@@ -48,15 +48,16 @@ _FROM_DATA = (
     ("task", "no_answer"),
     ("task", "class_weights"),
 )
-"""Fields that training fills in from the data if the recipe omits them."""
+"""Paths of the recipe fields that training fills in from the data if the recipe omits them."""
 _BESIDE_THE_POINT = ("seconds",)
 _DIGITS = 6
 
 
 @dataclass(frozen=True)
 class Finished:
-    """Recipe, metrics and environment of a finished run, read from its folder. ``corpus``: hash of its data;
-    ``figures``: metrics of the best weights by split.
+    """Recipe, metrics and environment of a finished run, read from its folder. ``corpus``: hash of its data; ``step``:
+    number of steps; ``best_step``: step of the best weights; ``figures``: split -> metric -> value, of the best
+    weights.
     """
 
     folder: Path
@@ -71,8 +72,8 @@ class Finished:
 
 
 def result_digest(recipe: Recipe) -> str:
-    """Compute the SHA-256 of the settings that determine a recipe's results, except the seed: data, model, start, task,
-    training and sampling.
+    """Compute the SHA-256 of the settings that determine a recipe's results: data, model, start, task, training and
+    sampling, without the seed.
     """
     content = {name: value for name, value in recipe.essential().items() if name in _DECIDING}
     content["training"] = {name: value for name, value in content.get("training", {}).items() if name not in _FREE}
@@ -95,22 +96,22 @@ def stale(path: str | Path) -> str:
 
 
 def record(runs: Sequence[str | Path], path: str | Path) -> Result:
-    """Record the result of finished ``runs`` of the recipe file ``path``, which differ in their seeds, in that file.
+    """Record the result of finished ``runs`` in their recipe file ``path``. The runs may only differ in their seeds.
 
-    Comments and other keys are kept, except figures in ``typed`` that the result replaces. Raises ``UserError`` if a
-    run is of another recipe or unfinished, if seeds repeat, or if the runs used different data; the file is then
-    unchanged.
+    Comments and other keys are kept, except entries of ``typed`` (results entered by hand) that the new result
+    replaces. Raises ``UserError`` if a run has another recipe or is unfinished, if seeds repeat, or if the runs used
+    different data; the file is then unchanged.
     """
     path = Path(path)
     found = sorted((finished(Path(run)) for run in runs), key=lambda run: run.recipe.training.seed)
     if not found:
-        raise UserError("no run was given; name the run folders, then the recipe")
+        raise UserError("no run folder was given; give the run folders, then the recipe")
     form = _form(found, path)
     _check_alike(found)
     recipe = read_recipe(path)
     if form == "quick" and recipe.result is not None and recipe.result.form == "full":
         raise UserError(
-            f"{path} holds the result of its full form, and a short run would take its place; "
+            f"{path} already has a result of the full recipe, which the result of a short run would replace; "
             "remove the key 'result' first"
         )
     result = _result(found, form, result_digest(read_recipe(path, quick=form == "quick")))
@@ -119,8 +120,8 @@ def record(runs: Sequence[str | Path], path: str | Path) -> Result:
 
 
 def finished(folder: Path) -> Finished:
-    """Read recipe, metrics and environment of the finished run in ``folder``. Raises ``UserError`` if it is not a run,
-    unfinished, or not yet evaluated.
+    """Read recipe, metrics and environment of the finished run in ``folder``. Raises ``UserError`` if the folder holds
+    no run, or the run is unfinished or not yet evaluated.
     """
     if not (folder / SPEC).is_file():
         raise UserError(f"{folder} is not a run folder: it holds no {SPEC}")
@@ -155,15 +156,17 @@ def finished(folder: Path) -> Finished:
 def _measured(
     evaluation: dict[str, Any] | None, rows: Sequence[dict[str, Any]], step: int, folder: Path
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return (metrics by split, notes) of the best weights: from the final evaluation, or from their validation if
-    there is none.
+    """Return (split -> metrics, notes) of the best weights, from the final evaluation, or from their validation during
+    training if there is none.
     """
     if evaluation is not None:
         notes = dict.fromkeys(note for split in evaluation["splits"].values() for note in split["notes"])
         return {split: _numbers(found["figures"]) for split, found in evaluation["splits"].items()}, tuple(notes)
     row = next((row for row in reversed(rows) if row.get("step") == step and row.get("val_loss") is not None), None)
     if row is None:
-        raise UserError(f"the run in {folder} has no validation of step {step:,}, whose weights it holds")
+        raise UserError(
+            f"the run in {folder} holds the weights of step {step:,}, but no validation at this step is recorded"
+        )
     return {
         "validation": _numbers(
             {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
@@ -178,8 +181,8 @@ def _numbers(figures: dict[str, Any]) -> dict[str, float]:
 
 
 def _form(runs: Sequence[Finished], path: Path) -> str:
-    """Return the form of the recipe file ``path`` in which all ``runs`` were trained: "full", or "quick", its shorter
-    form. Raises ``UserError`` naming the first field that differs.
+    """Return the form of the recipe file ``path`` in which all ``runs`` were trained: "full", or "quick" with the
+    shorter settings of its key ``quick``. Raises ``UserError`` naming the first field that differs.
     """
     forms = {"full": read_recipe(path)}
     if forms["full"].quick:
@@ -189,18 +192,18 @@ def _form(runs: Sequence[Finished], path: Path) -> str:
             return form
     run, said = next((run, said) for run in runs if (said := _other(run, forms["full"])))
     short = _other(run, forms["quick"]) if "quick" in forms else ""
-    beside = f" (and of its short form: {short})" if short and short != said else ""
-    raise UserError(f"the run in {run.folder} is not one of {path}: {said}{beside}")
+    beside = f" (and in its short form, --quick: {short})" if short and short != said else ""
+    raise UserError(f"the run in {run.folder} was not trained with {path}: {said}{beside}")
 
 
 def _other(run: Finished, recipe: Recipe) -> str:
-    """Describe the first field in which the recipe of ``run`` differs from ``recipe``; "" if none does."""
+    """Describe the first field in which the recipe of ``run`` differs from ``recipe``; "" if they are equal."""
     if run.recipe.start != recipe.start:
         return difference({"start": run.recipe.start.essential()}, {"start": recipe.start.essential()}) or ""
     theirs, ours = _asked(run.recipe), _asked(with_start(recipe, run.recipe))
     for place in _FROM_DATA:
         _fill_in(ours, theirs, place)
-    if recipe.sample == Recipe.model_fields["sample"].default:  # the task then sets the sampling defaults
+    if recipe.sample == Recipe.model_fields["sample"].default:  # the task has set its own sampling defaults
         ours["sample"] = theirs["sample"]
     return difference(theirs, ours) or ""
 
@@ -249,7 +252,7 @@ def _check_alike(runs: Sequence[Finished]) -> None:
 
 
 def _draws(run: Finished) -> bool:
-    """True if the task generates its data from the seed, so that runs with different seeds have different data."""
+    """Return True if the task generates its data from the seed, so that each seed has different data."""
     return run.recipe.task.reads == "nothing"
 
 
@@ -291,14 +294,14 @@ def _figure(values: Sequence[float]) -> Figure:
 
 
 def _machine(facts: dict[str, Any]) -> str:
-    """Describe the computer, such as ``AMD EPYC, 2 threads; cpu, 2 used``, without host name or paths."""
+    """Describe the computer in words, such as ``AMD EPYC, 2 threads; cpu, 2 used``, without host name or paths."""
     return (
         f"{facts.get('processor', platform.machine())}; {facts.get('device', 'cpu')}, {facts.get('threads', '?')} used"
     )
 
 
 def _write(path: Path, recipe: Recipe, result: Result) -> None:
-    """Write ``result`` into the recipe file, atomically; figures typed there by hand that it replaces are removed."""
+    """Write ``result`` into the recipe file atomically, and remove the figures entered by hand that it replaces."""
     written = _plain_result(result)
     kept = [typed for typed in recipe.typed if result.form == "quick" or not result.figure(typed.figure)]
     values: dict[str, Any] = {"result": written}

@@ -1,4 +1,6 @@
-"""Sections that commands add to the report of a run, stored in ``sections.json`` so that later reports include them."""
+"""Sections that commands such as ``qkv swap`` add to the report of a run, stored in ``sections.json`` so that later
+reports include them.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,7 @@ SECTIONS = "sections.json"
 
 
 def write_sections(folder: Path, sections: Sequence[Mapping[str, Any]]) -> None:
-    """Write further report ``sections`` (see ``qkv.report.sections``) into the run folder atomically. Raises
-    ``UserError``.
-    """
+    """Write report ``sections`` (see ``qkv.report.sections``) into the run folder atomically. Raises ``UserError``."""
     path = folder / SECTIONS
     with clear_errors(str(path)):
         write_file(path, (json.dumps(finite(list(sections)), ensure_ascii=False, indent=1) + "\n").encode())

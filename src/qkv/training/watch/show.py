@@ -1,4 +1,4 @@
-"""Progress of a run on standard error: one line with loss, speed and time left; notices and validations above it."""
+"""Progress of a run on standard error: a line with loss, speed and remaining time; notices and validations above it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from qkv.training.watch.events import Ended, Event, Notice, Planned, Started, St
 
 
 class Show:
-    """Default event handler of ``train``, which shows progress on standard error: ``with Show() as tell: ...``."""
+    """Default event handler of ``train``, a context manager: shows progress on standard error. ``with Show() as tell:
+    ...``
+    """
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
@@ -35,7 +37,9 @@ class Show:
 
     @singledispatchmethod
     def _show(self, event: Event) -> None:
-        """Show an event; by default nothing, since samples and checkpoints are in the report and the folder."""
+        """Show an event on standard error. By default show nothing: the report has the samples, the folder the
+        checkpoints.
+        """
 
     @_show.register
     def _(self, event: Started) -> None:
@@ -84,7 +88,7 @@ class Show:
 
 
 def planned_sentence(event: Planned) -> str:
-    """Describe the planned number of steps and their expected time in a sentence, with a warning if they exceed the
+    """Return a sentence with the planned number of steps and their expected time, and a warning if they exceed the
     budget.
     """
     fewer = f" of at most {event.most:,}" * (event.steps < event.most)
@@ -95,6 +99,6 @@ def planned_sentence(event: Planned) -> str:
     if event.seconds <= 60 * event.minutes:
         return planned
     return (
-        f"{planned}; not even that fits into training.minutes={event.minutes:g} on this machine; "
-        "give more, or a smaller model"
+        f"{planned}; even this minimum exceeds training.minutes={event.minutes:g} on this machine; "
+        "increase it, or use a smaller model"
     )

@@ -1,8 +1,8 @@
-"""Wide path of a run: fitted to the training split before the deep path is trained, joined with it afterwards.
+"""Wide path of a run: fitted to the training split before the deep path is trained, and combined with it afterwards.
 
-Both paths are trained separately. For the joined outputs a · deep + b · wide, the factors a and b minimise the loss on
-the validation split (late fusion). If that split is small, equal factors are used unless fitted factors have a lower
-cross-validated loss. The contestants are the wide path, the deep path and both joined. The run keeps the contestant
+Both paths are trained separately. For the combined outputs a · deep + b · wide, the factors a and b minimise the loss
+on the validation split (late fusion). If that split is small, equal factors are used unless fitted factors have a lower
+cross-validated loss. The contestants are the wide path, the deep path and both combined. The run keeps the contestant
 with the lowest validation loss among those whose validation metric is not worse than that of the baseline.
 """
 
@@ -40,20 +40,22 @@ from qkv.training.wide.window import fit_window, join_window
 _ROWS = 4096
 """Number of rows whose TF-IDF weights are computed at once."""
 _MANY = 300_000
-"""Above this number of weights, n-grams that occur in only one row are left out: they cost time and gain nothing."""
+"""Above this number of weights, n-grams that occur in only one row are omitted: they take time and improve nothing."""
 _STEPS = 200
 _SHARE = 0.25
 """Maximum share of the usable memory for the validation split and its outputs."""
 _SMALL, _PARTS = 500, 5
-"""With fewer validation rows than this, the loss of a contestant is cross-validated; number of folds."""
+"""(rows, folds): with fewer validation rows than this, the loss of a contestant is cross-validated with this number of
+folds.
+"""
 
 
 class Design(NamedTuple):
-    """Fitting problem of a wide path.
+    """Data and functions for fitting a wide path.
 
     x, targets: features and targets of the rows that it is fitted to; unseen, truth: features and targets of the
-    validation split; select: selects the penalty and fits; place: copies a fit into the model; said: number of features
-    and rows in words.
+    validation split; select: function that selects the penalty and fits; place: function that copies the fitted weights
+    into the model; said: number of features and rows in words.
     """
 
     x: Any
@@ -69,7 +71,7 @@ def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
     """Fit the wide path of ``model``, if it has one, to the training split; return notices.
 
     Penalty and scales are selected on the validation split, or by cross-validation. If there are many n-grams, those
-    that occur in only one row are left out. Raises ``UserError`` if scikit-learn is not installed.
+    that occur in only one row are omitted. Raises ``UserError`` if scikit-learn is not installed.
     """
     if model.wide is None:
         return []
@@ -84,8 +86,8 @@ def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
 def refit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
     """Fit the wide path again, to the training and the validation rows; return notices.
 
-    Penalty and scales are those that were selected in the first fit, without the validation rows. Does nothing, and
-    returns no notices, for a path that is not used or a data set that is not a table of examples.
+    The penalty and scales selected in the first fit, without the validation rows, are used again. If the path is not
+    used, or the data set is not a table of examples, nothing is done and no notice returned.
     """
     if model.wide is None or not model.wide.reads(WIDE) or not isinstance(dataset, ExampleDataset):
         return []
@@ -101,7 +103,7 @@ def refit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
 
 
 def _fitted(model: Transformer, task: JoinedTask, dataset: Dataset, design: Callable[[], Design]) -> Fitted:
-    """Fit the wide path to the training rows; the result is cached per data set."""
+    """Fit the wide path to the training rows, or return the cached fit of this data set."""
     assert model.wide is not None
     outputs = model.wide.num_outputs
 
@@ -113,7 +115,7 @@ def _fitted(model: Transformer, task: JoinedTask, dataset: Dataset, design: Call
 
 
 def _design(model: Transformer, task: JoinedTask, dataset: Dataset, also: str | None = None) -> Design:
-    """Build the fitting problem of the training rows, together with the rows of the split ``also`` if given."""
+    """Prepare the fit of the wide path to the training rows, together with the rows of the split ``also`` if given."""
     part = dataset.recipe.model.wide
     if part is not None and part.of_values:
         assert isinstance(model.wide, Features)
@@ -128,7 +130,7 @@ def _targets(task: JoinedTask, dataset: Dataset, also: str | None) -> np.ndarray
 
 
 def _of_ngrams(wide: Ngrams, task: JoinedTask, dataset: ExampleDataset, also: str | None) -> Design:
-    """Build the fitting problem of n-grams. Also set their idf weights in ``wide``."""
+    """Prepare the fit of a wide path on n-grams, and set their idf weights in ``wide``."""
     from scipy.sparse import vstack
 
     counts: Any = vstack([_counts(dataset, split, len(wide.table)) for split in (TRAIN, also) if split], "csr")
@@ -149,7 +151,7 @@ def _of_ngrams(wide: Ngrams, task: JoinedTask, dataset: ExampleDataset, also: st
 
 
 def _of_features(wide: Features, task: JoinedTask, dataset: Dataset, also: str | None) -> Design:
-    """Build the fitting problem of a processor's simple features."""
+    """Prepare the fit of a wide path on a processor's simple features."""
     table = task.simple_features(dataset, VALIDATION, also)
     assert table is not None
 
@@ -169,8 +171,8 @@ def _copy(places: Sequence[Tensor], values: Sequence[Any]) -> None:
 
 
 def _of_singles(model: Transformer, task: JoinedTask, dataset: Dataset) -> dict[str, tuple[Tensor, Tensor]]:
-    """For each feature in ``task.singles``, fit a wide path that reads only this feature to the training split; return
-    (table, bias) by name of the feature.
+    """Fit one wide path to the training split for each feature in ``task.singles``, which reads only this feature;
+    return name of the feature -> (table, bias).
     """
     wide, found = model.wide, dict[str, tuple[Tensor, Tensor]]()
     table = task.simple_features(dataset, VALIDATION) if task.singles else None
@@ -197,7 +199,9 @@ def _counts(dataset: ExampleDataset, split: str, columns: int) -> Any:
 
 
 def _weighted(wide: Ngrams, counts: Any) -> Any:
-    """Return the TF-IDF weights of the features, a matrix like ``counts``, computed by the model's own formula."""
+    """Return the TF-IDF weights of the features, a sparse matrix like ``counts``, computed with the formula of the
+    model.
+    """
     found, ends = counts.copy(), counts.indptr
     for begin in range(0, counts.shape[0], _ROWS):
         stop = min(begin + _ROWS, counts.shape[0])
@@ -211,13 +215,12 @@ def _weighted(wide: Ngrams, counts: Any) -> Any:
 def join(
     model: Transformer, task: Task, dataset: Dataset, precision: str, stop: Callable[[], bool], name: str = ""
 ) -> list[Contestant] | None:
-    """Fit the factors of the paths to the validation split, and set those of the winner; return all contestants, the
-    winner first. None if ``stop`` returned True. ``name``: name of the deep path; default: the kinds of its token
-    mixers.
+    """Fit the factors of the paths to the validation split, and set those of the best contestant in the model; return
+    all contestants, the best first. None if ``stop`` returned True.
 
-    The winner has the lowest loss among the contestants whose ``task.metric`` is not worse than the best baseline; if
+    The best contestant has the lowest loss among those whose ``task.metric`` is not worse than the best baseline; if
     all are worse, it is the contestant with the best metric. Between equal losses, the cheaper contestant wins: wide,
-    then deep, then joined.
+    then deep, then combined. ``name``: name of the deep path, by default the kinds of its token mixers.
     """
     assert model.wide is not None
     if isinstance(dataset, SeriesDataset):
@@ -254,13 +257,13 @@ def join(
 
 
 def _noun(model: Transformer) -> str:
-    """Return the name of the features that the wide path reads; "": the task names its simple features instead."""
+    """Return the name of the features that the wide path reads; "" if the task names its simple features instead."""
     return "" if model.spec.wide is None else model.spec.wide.noun
 
 
 def _held(batches: Iterable[Batch], outputs: int) -> list[Batch]:
-    """Return as many ``batches`` as fit into a share of the memory, with the ``outputs`` values per target that all
-    contestants compute: all batches, or every second batch, or every fourth …
+    """Return as many ``batches`` as fit into a share of the memory, together with the ``outputs`` values per target
+    that all contestants compute: all batches, or every second, or every fourth …
     """
     memory, step, size = usable_memory(), 1, 0
     most = math.inf if memory is None else _SHARE * memory
@@ -276,7 +279,7 @@ def _held(batches: Iterable[Batch], outputs: int) -> list[Batch]:
 
 
 def _bytes(batch: Batch, outputs: int) -> int:
-    """Return the bytes of a batch, and of the outputs of both paths and of their sum, in fp64."""
+    """Return the bytes of a batch, and of the outputs of both paths and of their sum in fp64."""
     tensors = (each for each in tree_iter(vars(batch.input)) if isinstance(each, Tensor))
     return sum(each.nbytes for each in tensors) + 3 * 8 * outputs * batch.num_targets
 
@@ -292,7 +295,7 @@ def _best_baseline(task: JoinedTask, dataset: Dataset) -> float | None:
 
 @torch.no_grad()
 def _linear(model: Transformer, table: tuple[Tensor, Tensor], batches: Sequence[Batch]) -> list[Tensor]:
-    """Compute the outputs of the wide path with another table and bias, in fp64 on the CPU."""
+    """Compute the outputs of the wide path with ``table``, another (table, bias), in fp64 on the CPU."""
     wide = model.wide
     assert wide is not None
     own = wide.table.clone(), wide.bias.clone()
@@ -306,7 +309,9 @@ def _linear(model: Transformer, table: tuple[Tensor, Tensor], batches: Sequence[
 def _outputs(
     model: Transformer, task: JoinedTask, batches: Sequence[Batch], precision: str, stop: Callable[[], bool]
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]] | None:
-    """Compute (deep outputs, wide outputs, targets) of each batch on the CPU, the outputs in fp64; None if stopped."""
+    """Compute (deep outputs, wide outputs, targets), each a list with one tensor per batch on the CPU, the outputs in
+    fp64; None if stopped.
+    """
     assert model.wide is not None
     found: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
     with evaluating(model), autocast(precision, model.device):
@@ -325,10 +330,10 @@ def _outputs(
 def _shares(
     model: Transformer, deep: Tensor, wide: Tensor, targets: Tensor, reads: Sequence[int]
 ) -> tuple[tuple[float, float], float | None]:
-    """Return (factors of both paths, cross-validated loss per row); the loss is None unless the rows are few.
+    """Return (factors of both paths, cross-validated loss per row); the loss is None unless there are few rows.
 
-    Factors that are fitted to few rows scale up outputs too much, because the outputs are correct for these rows. With
-    few rows, cross-validation therefore decides between fitted and equal factors.
+    Factors fitted to few rows scale up the outputs too much if these rows are predicted correctly. With few rows,
+    cross-validation therefore decides between fitted and equal factors.
     """
     fitted, count = _factors(model, deep, wide, targets, reads), len(targets)
     if not _PARTS <= count < _SMALL:
@@ -349,8 +354,9 @@ def _factors(
     """Return the factors (a, b) that minimise the loss of a · deep + b · wide; the factor of a path not in ``reads`` is
     0.
 
-    The loss includes (max(0, ln a)² + max(0, ln b)²) / 2, one half of a normal prior: without it, the factors have no
-    finite optimum if all rows are correct. Factors below 1, such as that of a poor path, are not penalised.
+    The loss includes the penalty (max(0, ln a)² + max(0, ln b)²) / 2, one half of a normal prior: without it, the
+    factors have no finite optimum if all rows are correct. Factors below 1, such as that of a poor path, are not
+    penalised.
     """
     size = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     on = torch.tensor([float(path in reads) for path in (DEEP, WIDE)], dtype=torch.float64)

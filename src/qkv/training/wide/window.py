@@ -1,6 +1,6 @@
 """Wide path of forecasting models: DLinear, fitted before the deep path is trained.
 
-After training, the run chooses between both paths, mixtures of them, and the baselines.
+After training, the run chooses between the deep path, the wide path, their mixtures, and the baselines.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ NORMALISED = "normalised DLinear"
 """Name of the wide path: DLinear on standardised windows, trained on the loss of the head."""
 _BASELINES = {LINEAR: "DLinear", REPEAT: "repeat last", SEASONAL: "seasonal naive"}
 Shares = Mapping[str, float]
-"""Factors of a contestant, which is a weighted sum of models: name of the model -> factor."""
+"""Factors of a contestant, a weighted sum of models: name of the model -> factor."""
 
 
 def fit_window(model: Transformer, dataset: SeriesDataset) -> list[str]:
-    """Train the wide path of a forecasting model, with the loss of the model's head; return notices."""
+    """Train the wide path of a forecasting model with the loss of the model's head; return notices."""
     head: Any = model.head
     own = fit_linear(dataset, head.form, head.each, True).affine()
     _set(model, Affine(torch.nn.functional.pad(own.table, (0, 0, 0, 2)), own.bias), 1.0, 0.0)
@@ -91,7 +91,7 @@ def join_window(
 
 
 class _Race(NamedTuple):
-    """Contestants of one model: its deep path, called ``name``, and the linear ``maps``, by name."""
+    """Contestants of one forecasting model: its deep path, called ``name``, and the linear ``maps``, by name."""
 
     model: Transformer
     task: ForecastingTask
@@ -102,7 +102,7 @@ class _Race(NamedTuple):
     name: str
 
     def figures(self, split: str, sides: Mapping[str, Shares]) -> dict[str, dict[str, float]]:
-        """Compute the metrics of each contestant on a split."""
+        """Compute contestant -> metric -> value on a split; ``sides``: contestant -> its factors."""
         totals = {label: Totals() for label in sides}
         for batch, outputs in self._outputs(split):
             for label, shares in sides.items():
@@ -113,8 +113,8 @@ class _Race(NamedTuple):
         return {label: self.task.figures(each, scale) for label, each in totals.items() if each.count}
 
     def products(self, labels: list[str]) -> np.ndarray:
-        """Return the matrix whose entry (i, j) is the mean product of the errors of contestants i and j, over all point
-        forecasts on the validation split.
+        """Return the matrix whose entry (i, j) is the mean of error i times error j over all point forecasts on the
+        validation split; error i: error of contestant i.
         """
         total, count = np.zeros((len(labels), len(labels))), 0
         form: Any = self.model.head.form
@@ -144,7 +144,9 @@ class _Race(NamedTuple):
             yield here, {**linear, self.name: deep.to(window.dtype)}
 
     def keep(self, shares: Shares) -> None:
-        """Copy a contestant into the model: its linear map, and the factors of the deep and the wide path."""
+        """Copy a contestant with the factors ``shares`` into the model: its linear map, and the factors of the deep and
+        the wide path.
+        """
         deep = shares.get(self.name, 0.0)
         wide = sum(shares.values()) - deep
         parts = {label: share / wide for label, share in shares.items() if label != self.name} or {NORMALISED: 1.0}
