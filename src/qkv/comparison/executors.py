@@ -45,8 +45,8 @@ class Executor(Protocol):
     def outcomes(self, runs: Sequence[PlannedRun], waiting: Sequence[int], watcher: Watcher) -> dict[int, Outcome]:
         """Carry out the runs with the indices ``waiting``; return index -> outcome.
 
-        Each outcome is passed to the watcher when the run has ended. Raises ``UserError`` for an error that no entry
-        causes, such as a full disk, and ``Interrupted`` after a signal.
+        Each outcome is passed to the watcher when the run has ended. Raises ``UserError`` if a run ends without an
+        outcome, for example because the disk is full, and ``Interrupted`` after a signal.
         """
         ...
 
@@ -175,8 +175,8 @@ class _Pool:
         return []
 
     def _ended(self, i: int) -> Outcome:
-        """Return the outcome of the run whose process has ended. Raises ``UserError`` for an error that the entry does
-        not cause.
+        """Return the outcome of the run whose process has ended. Raises ``UserError`` if it ended without an outcome,
+        for example because the disk is full.
         """
         child, run = self._children.pop(i), self._runs[i]
         code = child.process.wait()

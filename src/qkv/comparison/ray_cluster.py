@@ -108,8 +108,8 @@ class _Tasks:
             self._watcher.report(self._runs[i], Report(*report))
 
     def _outcome(self, task: Any, run: PlannedRun) -> Outcome:
-        """Return the outcome of an ended task, and store it. Raises ``UserError`` for an error that the entry does not
-        cause.
+        """Return the outcome of an ended task, and store it. Raises ``UserError`` if the task ended without an outcome,
+        for example because the disk is full.
         """
         errors = self._ray.exceptions
         try:

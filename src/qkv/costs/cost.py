@@ -251,7 +251,7 @@ def cost(
         "sdpa, oneDNN" or "tiled".   irregular: the same for other masks: "sdpa" or "products".
 
     Raises ``UserError`` if the vocabulary size is unknown, a size is not positive, ``length`` exceeds a learned
-    position table, or a part reads values of tensors.
+    position table, or the computation of a part depends on the values of tensors.
     """
     length = _fixed_length(model) if length is None else length
     source = _source_length(model, source_length)

@@ -14,12 +14,12 @@ SUMMARY = (
     "theory",
     "memory ∝ N^",
     "theory",
-    "path",
-    "steps",
+    "path length",
+    "sequential operations",
     "decoding state ∝ N^",
-    "longest",
+    "longest measured",
     "faster than {first} from",
-    "ended by",
+    "why it ended",
 )
 
 

@@ -189,7 +189,7 @@ def _figures(folder: Path, rows: list[dict[str, Any]], best: int | None) -> dict
 def _parameters(recipe: Recipe) -> int | None:
     try:
         return cost(recipe.model, training=recipe.training).parameters
-    except UserError:  # a recipe whose sizes the data has not filled in yet
+    except UserError:  # sizes that follow from the data are not filled in yet
         return None
 
 

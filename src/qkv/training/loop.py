@@ -448,7 +448,7 @@ def train(
             raise UserError(f"{folder} already holds heats; name another folder, or resume it")
         before = clock.seconds()
         recipe, spent = heats.choose(recipe, folder, on_event, train_heat, world)
-        earlier = max(0.0, spent - (clock.seconds() - before))  # heats in earlier processes, which were stopped
+        earlier = max(0.0, spent - (clock.seconds() - before))  # seconds of heats that ran before the run was resumed
         return _train(recipe, folder, resume, on_event, began - earlier, world)
 
 

@@ -41,8 +41,8 @@ class Reduced:
 
 
 def reduced(model: Model, whole: bool = False) -> Reduced:
-    """Reduce a model to at most three layers of each kind. ``whole``: keep all layers; depth averages and rounds always
-    keep them.
+    """Reduce a model to at most three layers of each kind. ``whole``: keep all layers. A model with a depth average or
+    with several rounds always keeps all layers.
     """
     encoder, latents, changes = model.encoder, model.latents, dict[str, Any]()
     stacks = [stack for stack in (model, encoder, latents) if stack is not None]

@@ -124,8 +124,8 @@ def growth_curve(
 
 
 def theory(model: Model) -> Growth | None:
-    """Return the theoretical growth of a model's cost; None if a branch does not state it, or if latents replace the
-    row.
+    """Return the theoretical growth of a model's cost; None if a branch does not state it, or if the model's layers
+    read latents instead of the positions.
     """
     if model.latents is not None:
         return None

@@ -23,7 +23,8 @@ class Machine:
     bandwidth: bytes/s of weights in a matrix–vector product, for more weights than caches hold.
     call: seconds of one small operator, forward.
     attention: FLOP/s of causal attention, forward and backward, counting full score matrices; None: as ``flops``.
-    elements: bytes saved by norms and activations per second of forward and backward; None: as ``bandwidth``.
+    elements: bytes/s of norms and activation functions: bytes that they save for the backward pass, per second of
+        forward and backward; None: as ``bandwidth``.
     """
 
     processor: str

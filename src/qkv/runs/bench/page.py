@@ -17,7 +17,8 @@ def tables(found: Bench) -> list[TableOf]:
     for quantity, unit in UNITS.items():
         rows = [_row(each) for each in found.figures if each.quantity == quantity]
         limited = any(each.limit for each in found.figures if each.quantity == quantity)
-        columns = ["side", "precision", "rows", "positions", unit, *(["memory limit", "reached"] if limited else [])]
+        bound = ["memory limit", "share of it"] if limited else []
+        columns = ["library", "precision", "rows", "positions", unit, *bound]
         made.append(TableOf(_WHAT.get(quantity, "forward pass"), columns, [row[: len(columns)] for row in rows]))
     rows = [[precision, path] for precision, path in found.paths.items()]
     made.append(TableOf("decoding path", ["precision", "path"], rows))
