@@ -40,5 +40,5 @@ def test_intervals_hold_new_losses_as_often_as_they_say(monkeypatch: pytest.Monk
 
 
 def test_too_few_losses_are_refused() -> None:
-    with pytest.raises(ValueError, match="6 losses or more"):
+    with pytest.raises(ValueError, match="at least 6 losses"):
         fitted_law(points(0.01)[:5])

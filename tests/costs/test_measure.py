@@ -184,7 +184,7 @@ def test_speed_is_measured_where_the_machine_is_known() -> None:
 def test_what_would_not_fit_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = cost(model_of(**SIZES), 4)
     monkeypatch.setattr("qkv.costs.measuring.measure.usable_memory", lambda: counted.memory.peak)
-    with pytest.raises(UserError, match="and this machine has"):
+    with pytest.raises(UserError, match="but this machine has"):
         check(counted, updates(counted))
 
 

@@ -186,7 +186,9 @@ def test_another_budget_or_more_steps_over_the_same_folder(text: Path, uncut: Pa
     shutil.copytree(uncut, tmp_path / "run")
     with pytest.raises(UserError, match=r"training\.minutes is 0\.5 there and 2\.0 here"):
         train(budgeted(text, 2.0), tmp_path / "run", on_event=ignore)
-    with pytest.raises(UserError, match=r"planned with at most 400 steps, and 500 are given"):
+    with pytest.raises(
+        UserError, match=r"training\.steps is 500, but the run in .* was planned with at most 400 steps"
+    ):
         train(budgeted(text, 0.5, steps=500), tmp_path / "run", on_event=ignore)
 
 

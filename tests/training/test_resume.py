@@ -117,7 +117,9 @@ def test_steps_can_be_raised_where_the_schedule_does_not_look_ahead(text: Path, 
 
 def test_steps_cannot_be_raised_where_the_past_would_have_been_another(text: Path, straight: Path) -> None:
     with pytest.raises(
-        UserError, match=r"training\.steps: .* has 24 steps and cannot be continued to 48, .* 'cosine' .* other rates"
+        UserError,
+        match=r"training\.steps: .* has 24 steps and cannot be continued to 48, "
+        r".* other learning rates under the schedule 'cosine'",
     ):
         train(small_recipe(text, 48), straight, on_event=ignore)
 

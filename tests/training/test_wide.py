@@ -277,9 +277,9 @@ def test_a_wide_path_in_use_learns_the_validation_rows_after_choice_calibration_
     before = load_file(tmp_path / "run" / "before_refit.safetensors")["table"]
     assert not torch.allclose(before, run.model.wide.table)
     assert run.evaluation is not None
-    assert any("training rows alone" in note for note in run.evaluation["splits"]["validation"]["notes"])
+    assert any("fitted to the training rows only" in note for note in run.evaluation["splits"]["validation"]["notes"])
     table = run.model.wide.table.clone()
-    assert any("training rows alone" in note for note in evaluate(run, "validation").notes)
+    assert any("fitted to the training rows only" in note for note in evaluate(run, "validation").notes)
     assert torch.equal(table, run.model.wide.table)  # the run's own path is back
 
 
