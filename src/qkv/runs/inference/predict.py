@@ -14,8 +14,8 @@ from qkv.tasks.task import TablePrediction
 
 def predict(run: Run, rows: Sequence[dict[str, Any]], zero_shot: ZeroShot | None = None) -> list[dict[str, Any]]:
     """Predict the task's output for each row of inputs; see ``qkv.tasks.task.Task.predict``. An answer gets a ``note``
-    if at least half of its input tokens are not in the run's vocabulary. ``zero_shot``: labels to choose from instead of
-    the training labels.
+    if at least half of its input tokens are not in the run's vocabulary. ``zero_shot``: labels to choose from
+    instead of the training labels.
     """
     task = task_of(run)
     if zero_shot is None:
