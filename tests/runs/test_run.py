@@ -124,7 +124,7 @@ def replace(path: Path, old: str, new: str) -> None:
 EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
     "order": (
         lambda run: replace(run / "spec.yaml", "order: pre", "order: post"),
-        r"spec\.yaml was changed: model\.blocks\.0\.order is \"post\", and the weights were trained with the default",
+        r"spec\.yaml was changed: model\.blocks\.0\.order is \"post\", but the weights were trained with the default",
     ),
     "training": (
         lambda run: replace(run / "spec.yaml", "clip_norm: 1.0", "clip_norm: 2.0"),

@@ -112,7 +112,7 @@ def test_another_start_is_another_recipe(pretrained: Run, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"num_layers": 3}, r"start: the model has 'blocks\.2\..*', and the run .* does not"),
+        ({"num_layers": 3}, r"start: the model has the tensor 'blocks\.2\..*', but .* does not"),
         ({"num_layers": 1}, r"start: .* has the tensor 'blocks\.1\..*', but the model does not"),
         ({"width": 32}, r"start: '.*' has the shape .* in the model and .* in "),
     ],
