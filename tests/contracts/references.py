@@ -356,7 +356,15 @@ def run(kind: str, cell: Any, row: Tensor) -> Iterator[Tensor]:
 
 @reference("feed_forward")
 def feed_forward(m: Any, x: Tensor) -> Tensor:
+    if m.spec.activation == "xielu":
+        return per_position(x, lambda v: affine(m.down, xielu(m.activation, affine(m.up, v))))
     return per_position(x, lambda v: affine(m.down, activated(m.spec.activation, affine(m.up, v))))
+
+
+def xielu(m: Any, x: Tensor) -> Tensor:
+    a, b = math.log1p(math.exp(float(m.positive))), 0.5 + math.log1p(math.exp(float(m.negative)))
+    values = [a * v**2 + v / 2 if v > 0 else b * (math.exp(min(v, -1e-6)) - 1 - v) + v / 2 for v in x.tolist()]
+    return torch.tensor(values, dtype=x.dtype)
 
 
 @reference("memory_layer")

@@ -154,7 +154,11 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
     "rnn": (RNN(), RNN(hidden=5)),
     "gru": (GRU(), GRU(hidden=5)),
     "lstm": (LSTM(), LSTM(hidden=5)),
-    "feed_forward": (FeedForward(), FeedForward(hidden=5, activation="relu2", bias=False)),
+    "feed_forward": (
+        FeedForward(),
+        FeedForward(hidden=5, activation="relu2", bias=False),
+        FeedForward(hidden=7, activation="xielu"),
+    ),
     "memory_layer": (
         MemoryLayer(),
         MemoryLayer(num_slots=5, key_dim=3, num_heads=2),

@@ -12,6 +12,7 @@ from qkv.spec.masks import Causal, Mask
 from qkv.spec.models.growth import DENSE, NEAR, POSITION_WISE, RECURRENT, Growth
 from qkv.spec.parts import (
     Activation,
+    LearnedActivation,
     NoNorm,
     NoOutputGate,
     NoRelative,
@@ -499,10 +500,14 @@ class LSTM(Recurrent, kind="lstm"):
 
 
 class FeedForward(Branch, kind="feed_forward"):
-    """Feed-forward network φ(x W1 + b1) W2 + b2 at each position (Vaswani et al. 2017)."""
+    """Feed-forward network φ(x W1 + b1) W2 + b2 at each position (Vaswani et al. 2017).
+
+    ``activation`` "xielu": φ(x) = a x² + x/2 above 0, else b (e^x - 1 - x) + x/2, with learned a > 0 and b > 1/2 (Huang
+    & Schlag 2024).
+    """
 
     hidden: int | None = Field(default=None, gt=0, description="default: 4 width")
-    activation: Activation = "gelu"
+    activation: Activation | LearnedActivation = "gelu"
     bias: bool = True
     dropout: float = Field(default=0.0, ge=0, lt=1)
 

@@ -90,6 +90,10 @@ class NoNorm(Norm, kind="none"):
     identity = True
 
 
+LearnedActivation = Literal["xielu"]
+"""Activations with learned numbers."""
+
+
 def _switched(value: Any) -> Any:
     return ("rms_norm" if value else "none") if isinstance(value, bool) else value
 

@@ -177,6 +177,7 @@ CASES = (
     case(
         "persimmon", "Persimmon", head_dim="absent", hidden_size=32, num_attention_heads=4, num_key_value_heads="absent"
     ),
+    case("apertus", "Apertus", head_dim=12, attention_bias=True, rope_parameters={"rope_theta": 900.0}),
     case("internlm3", "Llama", "InternLM3", qkv_bias=True, bias=True),
     case("iquest", "Llama", "IQuestCoder"),
 )

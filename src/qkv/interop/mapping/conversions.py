@@ -5,6 +5,7 @@ Each conversion only moves elements, so it is exactly invertible and applies to 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qkv.layers.layout import Layout
+from qkv.spec.errors import UserError
 
 
 class Cut(NamedTuple):
@@ -320,6 +322,25 @@ class WithCount(Way):
 
     def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
         return ours, torch.zeros((), dtype=torch.int64, device=ours.device)
+
+
+@dataclass(frozen=True)
+class WithConstant(Way):
+    """Tensor, and beside it a fixed number ``value`` that the published library stores as a tensor (Apertus)."""
+
+    value: float
+    count: int = 2
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        stored = float(theirs[1])
+        if not math.isclose(stored, self.value, rel_tol=0.01):  # in bf16 it is rounded
+            raise UserError(
+                f"a constant of the activation is {stored:g} in the file, but qkv knows only {self.value:g}"
+            )
+        return theirs[0]
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        return ours, torch.tensor(self.value, dtype=ours.dtype, device=ours.device)
 
 
 PLAIN = Plain()

@@ -11,7 +11,7 @@ from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, matrix
 from qkv.layers.linear.linear import Linear, activated_by
 from qkv.layers.observable import Points, standard
-from qkv.layers.position_wise.activations import ACTIVATIONS
+from qkv.layers.position_wise.activations import ACTIVATIONS, build_activation
 from qkv.ops.dropout import dropout
 from qkv.spec import branches as spec
 from qkv.spec.register import implements
@@ -28,7 +28,7 @@ class FeedForward(Branch):
         hidden = part.hidden_at(width)
         self.up = Linear(width, hidden, bias=part.bias)
         self.down = Linear(hidden, width, bias=part.bias)
-        self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
+        self.activation, self.dropout = build_activation(part.activation), part.dropout
 
     def points(self) -> Points:
         return standard("pre_activation", "activation")

@@ -16,6 +16,7 @@ INWARD = {
     "sigmoid": "sigmoid",
     "tanh": "tanh",
     "linear": "identity",
+    "xielu": "xielu",
 }
 
 OUTWARD = {
@@ -28,4 +29,5 @@ OUTWARD = {
     "sigmoid": "sigmoid",
     "tanh": "tanh",
     "identity": "linear",
+    "xielu": "xielu",
 }
