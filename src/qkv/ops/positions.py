@@ -114,7 +114,7 @@ def yarn_scaling(
 
 
 def rotation(positions: Tensor, frequencies: Tensor, magnitude: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Compute RoPE's magnitude · (cos, sin) of position · frequency, each (…, 2 · pairs): all angles, twice."""
+    """Compute RoPE's magnitude · (cos, sin) of position · frequency, each (…, 2 · pairs): both halves are equal."""
     angles = positions[..., None].to(frequencies.dtype) * frequencies
     angles = torch.cat((angles, angles), -1)
     return magnitude * angles.cos(), magnitude * angles.sin()

@@ -26,7 +26,7 @@ _CALLS = {"rnn": 3, "gru": 8, "lstm": 1}
 def recur(
     cell: str, x: Tensor, state: Memory, weights: Weights, starts: Tensor | None = None, lengths: Tensor | None = None
 ) -> tuple[Tensor, Memory]:
-    """Return (all h (B, N, E), state after each row's last unpadded position).
+    """Run a recurrent cell; return (h at all positions, (B, N, E), state after each row's last unpadded position).
 
     See ``reference`` for shapes and equations.
     """

@@ -52,7 +52,7 @@ STEPS: dict[str, Callable[[Tensor, Tensor, Memory], Memory]] = {"rnn": rnn, "gru
 def recur(
     cell: str, x: Tensor, state: Memory, weights: Weights, starts: Tensor | None = None, lengths: Tensor | None = None
 ) -> tuple[Tensor, Memory]:
-    """Run "rnn", "gru" or "lstm" over x; return (all h (B, N, E), state after each row's last unpadded position).
+    """Run "rnn", "gru" or "lstm" over x; return (h at all positions, (B, N, E), state after the last unpadded ones).
 
     starts (B, N): True where a new document begins and the state is reset to 0.   lengths (B): unpadded positions; None
     for all.

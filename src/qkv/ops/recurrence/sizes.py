@@ -22,7 +22,7 @@ Fitted to measured peaks, between fp32 (fewer) and bf16 (more).
 
 
 def recur(cell: str, x: Tensor, state: Memory, weights: Weights) -> tuple[Tensor, Memory]:
-    """Return (all h (B, N, E), final state), without values; see ``reference`` for the shapes."""
+    """Return (h at all positions, (B, N, E), final state) as meta tensors; see ``reference`` for the arguments."""
     w, u, b, c = weights
     given = F.linear(x.transpose(0, 1), w, b).flatten(0, 1)
     before = given.sum().expand(

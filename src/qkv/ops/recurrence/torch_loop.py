@@ -34,7 +34,7 @@ def _copied_weights(x: Tensor) -> Iterator[None]:
 def recur(
     cell: str, x: Tensor, state: Memory, weights: Weights, lengths: Tensor | None = None
 ) -> tuple[Tensor, Memory]:
-    """Return (all h (B, N, E), state after each row's last unpadded position), N >= 1; see ``reference``."""
+    """Return (h at all N >= 1 positions, (B, N, E), state after the last unpadded ones); see ``reference``."""
     if cell == "lstm" and lengths is not None:
         return _ragged(x, state, weights, lengths)
     start = tuple(t[None].contiguous() for t in state)

@@ -13,7 +13,7 @@ from qkv.ops.recurrence.reference import Memory, Weights
 def recur(
     cell: str, x: Tensor, state: Memory, weights: Weights, lengths: Tensor | None = None
 ) -> tuple[Tensor, Memory]:
-    """Return (all h in the dtype of x, final state in the dtype of ``state``); see ``torch_loop``."""
+    """Return (h at all positions in the dtype of x, final state in the dtype of ``state``); see ``torch_loop``."""
     w, u, b, c = (at_least_single(t) for t in weights)
     with torch.autocast(x.device.type, enabled=False):
         hs, last = torch_loop.recur(
