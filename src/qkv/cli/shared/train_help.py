@@ -31,7 +31,7 @@ _REST = (
 
 
 class Command(TyperCommand):
-    """``qkv train``, whose help depends on the verb in the command line."""
+    """Typer command for ``qkv train``, whose help depends on the verb in the command line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line, and store its verb for ``get_help``."""

@@ -56,7 +56,7 @@ class Constraint:
 
         open_objects: allow properties that the schema does not name, even if ``additionalProperties`` is absent.
         Raises ``UserError`` without llguidance; for a tokenizer whose tokens depend on their neighbours or cannot begin
-        a matching text; and for an expression or a schema that is invalid, not supported, or beyond the limits.
+        a matching text; and for an expression or a schema that is invalid, not supported or too complex (``_limits``).
         """
         if (regex is None) == (json_schema is None):
             given = "neither" if regex is None else "both"
@@ -155,7 +155,7 @@ class Guide:
         ``tokens``.
 
         These are the tokens that continue the text, and all tokens where it is complete. ``width``: size of the model's
-        vocabulary. Raises ``UserError`` if the text is incomplete and no token continues it, and beyond the limits.
+        vocabulary. Raises ``UserError`` if the text is incomplete and no token continues it, and as ``possible`` does.
         """
         found, added = torch.ones(len(tokens) + 1, width, dtype=torch.bool), 0
         for token in (*tokens, None):
@@ -175,7 +175,7 @@ class Guide:
         """Add a token to the text and return True. A token that cannot continue a complete text ends it instead; the
         result is then False.
 
-        Raises ``UserError`` if the token cannot continue an incomplete text, and beyond the limits.
+        Raises ``UserError`` if the token cannot continue an incomplete text, and as ``possible`` does.
         """
         if self.possible([token]):
             self._matcher.consume_token(token)
