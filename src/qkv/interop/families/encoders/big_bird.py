@@ -70,6 +70,7 @@ BIG_BIRD = Family(
     config=config,
     names=bert.names("bert."),
     prefix="bert.",
+    typical={"attention_type": "original_full"},
     defaults={"vocab_size": 50358, "hidden_act": "gelu_new", "max_position_embeddings": 4096},
     ignored=bert.IGNORED,
     ignored_config={

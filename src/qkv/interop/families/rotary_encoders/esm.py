@@ -128,6 +128,7 @@ ESM = Family(
     names=NAMES,
     prefix=_BODY,
     defaults={"max_position_embeddings": 1026},
+    typical={"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     ignored={
         f"{_BODY}embeddings.position_ids": "constant position ids 0, 1, 2, …",
         f"{_BODY}embeddings.position_embeddings.weight": "unused with RoPE",
