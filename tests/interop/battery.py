@@ -62,11 +62,11 @@ def made(case: Case, folder: Path) -> Pair:
     case.config._attn_implementation = case.attention
     theirs = case.model(case.config).eval()
     with torch.no_grad():
-        for parameter in theirs.parameters():
-            if parameter.requires_grad:  # others, such as sinusoids, are computed from the config
+        for name, parameter in theirs.named_parameters():
+            if parameter.requires_grad or "correction_bias" in name:  # others, such as sinusoids, are computed
                 parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
         for name, buffer in theirs.named_buffers():
-            if "running_" in name:  # statistics of a batch norm
+            if "running_" in name or "correction_bias" in name:  # of a batch norm, of the choice of experts
                 buffer += torch.rand(buffer.shape, generator=generator)
     theirs.tie_weights()
     theirs.save_pretrained(folder)

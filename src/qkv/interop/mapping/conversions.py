@@ -160,10 +160,11 @@ class Interleaved(Way):
 @dataclass(frozen=True)
 class RotaryPairs(Way):
     """Reordering of the rows of each head so that the two features of a RoPE pair, i and i + Dr/2, become adjacent
-    (Llama in GGUF). ``rotated``: number Dr of rotated features, which are the first of a head; None: all features.
+    (Llama in GGUF). ``rotated``: number Dr of rotated features of a head, which follow ``before`` others; None: all.
     """
 
     rotated: int | None = None
+    before: int = 0
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
         return self._reordered(theirs[0], cut, lambda turned: turned.unflatten(1, (2, -1)))
@@ -178,8 +179,9 @@ class RotaryPairs(Way):
         heads = rows.unflatten(0, (cut.groups, -1))
         if self.rotated is None:
             return cut_head(heads).transpose(1, 2).flatten(0, 2)
-        turned = cut_head(heads[:, : self.rotated]).transpose(1, 2).flatten(1, 2)
-        return torch.cat((turned, heads[:, self.rotated :]), 1).flatten(0, 1)
+        end = self.before + self.rotated
+        turned = cut_head(heads[:, self.before : end]).transpose(1, 2).flatten(1, 2)
+        return torch.cat((heads[:, : self.before], turned, heads[:, end:]), 1).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -224,6 +226,25 @@ class Inverse(Way):
 
     def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
         return (self.way.inward([ours], cut),)
+
+
+@dataclass(frozen=True)
+class Chained(Way):
+    """Conversions of one tensor, one after the other, in the order in which a published tensor is converted."""
+
+    ways: tuple[Way, ...]
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        found = theirs[0]
+        for way in self.ways:
+            found = way.inward([found], cut)
+        return found
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        found = ours
+        for way in reversed(self.ways):
+            (found,) = way.outward(found, cut)
+        return (found,)
 
 
 @dataclass(frozen=True)

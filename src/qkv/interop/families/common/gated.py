@@ -89,13 +89,14 @@ def model_of(
     mlp_bias: bool = False,
     norm: Norm | None = None,
     part: type[FeedForward] | type[GatedFeedForward] = GatedFeedForward,
+    hidden: str = "intermediate_size",
 ) -> Model:
-    """Build the spec of a Llama-like model from a config; ``attentions``: mixer of each layer; ``norm``: default
-    that of ``norm_of``; ``part``: kind of the feed-forward.
+    """Build the spec of a Llama-like model from a config; ``attentions``: mixer of each layer; ``norm``: default that
+    of ``norm_of``; ``part``: kind of the feed-forward; ``hidden``: key of its features.
     """
     norm = norm or norm_of(config)
     activation = config.word("hidden_act", "silu", INWARD)
-    feed_forward = part(hidden=config.size("intermediate_size"), activation=activation, bias=mlp_bias)
+    feed_forward = part(hidden=config.size(hidden), activation=activation, bias=mlp_bias)
     return Model(
         width=config.size("hidden_size"),
         num_layers=len(attentions),

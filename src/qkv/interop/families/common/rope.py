@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from qkv.interop.mapping.config import Config
+from qkv.spec.branches import Attention
 from qkv.spec.errors import UserError
+from qkv.spec.model import Block, Model
 from qkv.spec.parts import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Rope, RopeScaling, YarnScaling
 
 BASE = 10000.0
@@ -30,8 +32,7 @@ def rope_of(config: Config, fraction: float | None = None) -> Rope:
     ``partial_rotary_factor`` other than 1 is refused, since libraries interpret it differently.
     """
     base, part = config.number("rope_theta", BASE), config.number(FRACTION, 1.0 if fraction is None else fraction)
-    older, newer = config.table("rope_scaling"), config.table("rope_parameters")
-    table = older if older.values else newer
+    table = table_of(config)
     scaling = table.word("rope_type", table.word("type", "default"), SCALINGS)(table, config)
     part = table.number(FRACTION, part)
     if fraction is None and part != 1.0:
@@ -42,6 +43,12 @@ def rope_of(config: Config, fraction: float | None = None) -> Rope:
     rope = Rope(base=table.number("rope_theta", base), fraction=part, scaling=scaling)
     table.leave_unread(_OF_IMAGES, _REFUSED)
     return rope
+
+
+def table_of(config: Config) -> Config:
+    """Return the table of RoPE's settings: ``rope_scaling`` if it has any, else ``rope_parameters``."""
+    older, newer = config.table("rope_scaling"), config.table("rope_parameters")
+    return older if older.values else newer
 
 
 def layer_ropes(config: Config, bases: Mapping[str, float], scaled: str) -> dict[str, Rope]:
@@ -178,3 +185,15 @@ def rope_config(rope: Rope, partial: bool = False) -> dict[str, Any] | None:
         case _:
             return None
     return {**found, "rope_scaling": table}
+
+
+def partial_rope_config(spec: Model, keys: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return ``keys`` with those of the RoPE of the first block and its fraction of a head; None if there are none, or
+    if configs cannot express it.
+    """
+    match spec.layers[:1], keys:
+        case (Block(branches=(Attention(relative=Rope() as rope), *_)),), dict():
+            turned = rope_config(rope, partial=True)
+            return None if turned is None else {**keys, **turned, FRACTION: rope.fraction}
+        case _:
+            return None

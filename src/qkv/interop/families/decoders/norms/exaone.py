@@ -11,15 +11,16 @@ from qkv.interop.families.common.heads import HEAD_KEYS, language_model, of_deco
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
 from qkv.interop.registry import register
+from qkv.spec.branches import Attention
 from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
 from qkv.spec.parts import NoRelative
 
 
-def spec(config: Config, head: Head) -> Model:
-    """Build the spec of EXAONE 4: layer i has full attention where ``sliding_window_pattern`` divides i + 1, unless
-    ``layer_types`` says otherwise; without ``sliding_window``, all layers have full attention and RoPE.
+def attentions_of(config: Config) -> list[Attention]:
+    """Build the attention of each layer: layer i has full attention where ``sliding_window_pattern`` divides i + 1,
+    unless ``layer_types`` says otherwise; without ``sliding_window``, all layers have full attention and RoPE.
     """
     slides, named = config.has("sliding_window"), config.items("layer_types")
     config.has("sliding_window_pattern")
@@ -29,8 +30,12 @@ def spec(config: Config, head: Head) -> Model:
     kinds = gated.kinds_of(config, lambda i: gated.SLIDING if slides and (i + 1) % pattern else gated.FULL)
     attention = gated.attention_of(config, qk_norm=gated.norm_of(config))
     full = attention.changed(relative=NoRelative()) if slides else attention
-    layers = [attention.changed(mask=gated.mask_of(config, kind)) if kind == gated.SLIDING else full for kind in kinds]
-    return gated.with_blocks(gated.model_of(config, head, layers), order="res_post")
+    return [attention.changed(mask=gated.mask_of(config, kind)) if kind == gated.SLIDING else full for kind in kinds]
+
+
+def spec(config: Config, head: Head) -> Model:
+    """Build the spec of EXAONE 4: the norms of its blocks follow the branches."""
+    return gated.with_blocks(gated.model_of(config, head, attentions_of(config)), order="res_post")
 
 
 def config(spec: Model) -> dict[str, Any] | None:

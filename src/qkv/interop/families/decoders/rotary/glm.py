@@ -8,15 +8,13 @@ from typing import Any
 
 from qkv.interop.families.common import gated
 from qkv.interop.families.common.heads import HEAD_KEYS, language_model, of_decoder
-from qkv.interop.families.common.rope import FRACTION, rope_config, rope_of
+from qkv.interop.families.common.rope import partial_rope_config, rope_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
-from qkv.spec.branches import Attention
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
-from qkv.spec.parts import Rope
 
 NAMES = (gated.INTERLEAVED, gated.GATE_UP, *gated.NAMES)
 _LAYER = "model.layers.{layer}."
@@ -44,13 +42,8 @@ def spec_of_glm4(config: Config, head: Head) -> Model:
 def config(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not GLM's. Callers read them back to verify."""
     found = gated.config_of(spec, lambda attention, feed_forward: {"attention_bias": attention.bias}, rope=False)
-    first = spec.layers[0].branches[0] if spec.layers else None
-    match first:
-        case Attention(relative=Rope() as rope) if found is not None:
-            turned = rope_config(rope, partial=True)
-            return None if turned is None else {**found, **turned, FRACTION: rope.fraction, "pad_token_id": None}
-        case _:
-            return None
+    turned = partial_rope_config(spec, found)
+    return None if turned is None else {**turned, "pad_token_id": None}
 
 
 _DEFAULTS = {

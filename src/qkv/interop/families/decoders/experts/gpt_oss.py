@@ -1,0 +1,119 @@
+"""gpt-oss (OpenAI 2025): attention with a learned sink per head and a sliding window in every second layer, and experts
+whose bounded factors alternate in the files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.interop.families.common import experts, gated
+from qkv.interop.families.common.heads import HEAD_KEYS, language_model, of_decoder
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.conversions import ALTERNATING, TRANSPOSED, Chained
+from qkv.interop.mapping.family import Family
+from qkv.interop.mapping.names import NameRule
+from qkv.interop.registry import register
+from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
+from qkv.spec.heads import Head
+from qkv.spec.model import Model
+
+_KEYS = experts.ExpertKeys(
+    {
+        "num_experts": "num_local_experts",
+        "top_k": "num_experts_per_tok",
+        "hidden": "intermediate_size",
+        "limit": "swiglu_limit",
+    },
+    {"activation": "quick_gelu", "shift": 1.0, "bias": True, "router_bias": True, "normalised": True},
+)
+
+
+def spec(config: Config, head: Head) -> Model:
+    """Build the spec of gpt-oss. An expert is (u + 1) · g σ(1.702 g) with g and u bounded by ``swiglu_limit``; the
+    softmax of the chosen scores alone is that of all, divided by its sum. Layers 0, 2, … have a sliding window, unless
+    ``layer_types`` says otherwise.
+    """
+    config.fixed("swiglu_alpha", 1.702, "the activation of experts")
+    config.nulls.discard("rope_parameters")  # null means the default, as in the published config class
+    kinds = gated.kinds_of(config, lambda i: gated.FULL if i % 2 else gated.SLIDING)
+    attention = gated.attention_of(config, bias=config.flag("attention_bias", True), learned_sink=True)
+    layers = [attention.changed(mask=gated.mask_of(config, kind)) for kind in kinds]
+    return _KEYS.spec(config, gated.model_of(config, head, layers))
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """Return config.json keys for ``spec``; None if its structure is not gpt-oss's. Callers read them back."""
+    found, masks = _KEYS.config(spec, lambda dense: gated.config_of(dense, _bias)), gated.masks_config(spec)
+    if found is None:
+        return None
+    table = found.pop("rope_scaling", {"rope_type": "default"})
+    window = masks["sliding_window"] or spec.context_length  # transformers builds a window mask even if none has one
+    return {
+        **found,
+        "hidden_act": "silu",  # not read
+        "rope_parameters": {**table, "rope_theta": found["rope_theta"]},
+        "layer_types": masks["layer_types"],
+        "sliding_window": window,
+    }
+
+
+def _bias(attention: Attention, feed_forward: GatedFeedForward | FeedForward) -> dict[str, Any]:
+    return {"attention_bias": attention.bias}
+
+
+_EXPERT, _STORED = experts.OURS + "experts.{expert}.", experts.MLP + ".experts."
+NAMES = (
+    NameRule("blocks.{layer}.branches.0.body.sink", "model.layers.{layer}.self_attn.sinks"),
+    NameRule(_EXPERT + "gate_up.weight", _STORED + "gate_up_proj[{expert}]", Chained((TRANSPOSED, ALTERNATING))),
+    NameRule(_EXPERT + "gate_up.bias", _STORED + "gate_up_proj_bias[{expert}]", ALTERNATING),
+    NameRule(_EXPERT + "down.weight", _STORED + "down_proj[{expert}]", TRANSPOSED),
+    NameRule(_EXPERT + "down.bias", _STORED + "down_proj_bias[{expert}]"),
+    NameRule(experts.OURS + "router.*", experts.MLP + ".router.*"),
+    *gated.NAMES,
+)
+GPT_OSS = Family(
+    name="gpt-oss",
+    model_types=("gpt_oss",),
+    architectures={
+        "GptOssForCausalLM": language_model(tied=False),
+        **of_decoder("GptOss", question_answering=False),
+    },
+    spec=spec,
+    config=config,
+    names=NAMES,
+    prefix="model.",
+    ignored=gated.IGNORED,
+    ignored_config={
+        **HEAD_KEYS,
+        **experts.IGNORED_CONFIG,
+        "experts_per_token": "not read by the published code of this family",
+        "initial_context_length": "not read by the published code of this family",
+    },
+    defaults={
+        "vocab_size": 201088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "sliding_window": 128,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "swiglu_limit": 7.0,
+        "rope_theta": 150_000.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
+    synonyms={"num_experts": "num_local_experts"},
+)
+
+register(GPT_OSS)
