@@ -102,6 +102,10 @@ LIMITS: dict[str, Limit] = {
     "lstm": Limit(
         "torch's LSTM", "mixers/test_recurrent.py::test_padded_rows_equal_torch_s_packed_ones_with_gradients"
     ),
+    "mamba": Limit(
+        "equal rates and steps: the state of Mamba-2",
+        "ops/test_selective.py::test_equal_rates_and_steps_give_the_state_of_mamba_2",
+    ),
     "mamba2": Limit(
         "no decay: the sum of outer products",
         "ops/test_matrix_state.py::test_without_decay_the_state_sums_outer_products",

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from tests.contracts.references import affine, reference, turned
+from tests.contracts.references import affine, normed, reference, turned
 from torch import Tensor
 
 from qkv.spec.mixers.linear_attention import Elu
@@ -103,6 +103,28 @@ def mamba2(m: Any, x: Tensor) -> Tensor:
             groups = (torch.cat(heads) * silu(maps[i][0])).chunk(part.norm_groups)
             normed = torch.cat([root_mean_square(group, part.eps) for group in groups])
             out[b, i] = affine(m.output, normed * m.scale)
+    return out
+
+
+@reference("mamba")
+def mamba(m: Any, x: Tensor) -> Tensor:
+    part, inner, rank = m.spec, m.spec.inner(x.shape[-1]), m.spec.rank_at(x.shape[-1])
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        maps = [affine(m.input, row).chunk(2) for row in x[b]]
+        states = torch.zeros(inner, part.state_size, dtype=x.dtype)
+        for i in range(x.shape[1]):
+            value = convolved(m.convolution, [row[0] for row in maps], i)
+            parts = affine(m.selection, value).split([rank, part.state_size, part.state_size])
+            r, key, query = (normed(v, norm, part.norm) for v, norm in zip(parts, m.norms, strict=True))
+            raw, mixed = m.step.weight @ r + m.step_bias, []
+            for e in range(inner):
+                step = softplus(float(raw[e]))
+                for s in range(part.state_size):
+                    decay = math.exp(-step * math.exp(float(m.log_rate[e, s])))
+                    states[e, s] = decay * states[e, s] + step * value[e] * key[s]
+                mixed.append(states[e] @ query + m.skip[e] * value[e])
+            out[b, i] = affine(m.output, torch.stack(mixed) * silu(maps[i][1]))
     return out
 
 
