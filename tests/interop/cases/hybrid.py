@@ -99,6 +99,8 @@ CASES = (
         layer_norm_epsilon=1e-3,
         chunk_size=4,
     ),
+    case("mamba", "Mamba", state_size=5, conv_kernel=3, time_step_rank=3, use_conv_bias=False),
+    case("falcon-mamba", "FalconMamba", state_size=5, mixer_rms_eps=1e-3, layer_norm_epsilon=1e-3),
     case("bamba", "Bamba", cached=False, attn_layer_indices=[1], mlp_bias=True, attention_bias=True, **MAMBA2),
     case(
         "granite-hybrid",
