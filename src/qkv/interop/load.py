@@ -208,7 +208,7 @@ def fill(
         rows = without_prefix(family, rows)
         reasons = {name.removeprefix(family.prefix): reason for name, reason in reasons.items()}
     found = matches(model, rows)
-    stored = divide_rows(stored, family.divisions(model.spec))
+    stored = divide_rows(stored, family.divisions_of(model))
     stored = with_slices(stored, [name for match in found for name in match.theirs])
     places = places_of(model)
     first, tied = _shared(model, found)

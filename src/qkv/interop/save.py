@@ -132,7 +132,7 @@ def published_tensors(
         if id(tensor) not in seen and value is not None:
             seen.add(id(tensor))
             found.update(zip(match.theirs, match.way.outward(value, match.cut), strict=True))
-    return join_rows(join_slices(found), family.divisions(model.spec))
+    return join_rows(join_slices(found), family.divisions_of(model))
 
 
 def about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
+from torch import nn
 
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.divisions import RowDivision
@@ -84,6 +85,11 @@ class Family:
     """Layout of the family in GGUF files; None if qkv does not read or write GGUF files of the family."""
     base: str = ""
     """Name of the family that this family extends. The base is tried first for a model that both can describe."""
+
+    def divisions_of(self, model: nn.Module) -> Sequence[RowDivision]:
+        """Return the divisions of published tensors of ``model``."""
+        spec: Any = getattr(model, "spec", None)
+        return self.divisions(spec)
 
     def rows(self, architecture: str) -> tuple[NameRule, ...]:
         """Return the table of tensor names of body and head for that architecture."""
