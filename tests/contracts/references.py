@@ -123,7 +123,7 @@ def attention(m: Any, x: Tensor) -> Tensor:
             mixed = []
             for h in range(heads):
                 g = h * groups // heads
-                q = head_of(queries[i], h, m.query_norm, part, i)
+                q = head_of(queries[i], h, m.query_norm, part, i) * grown(part.query_scale, i)
                 scores, values = [], []
                 learned = Learned(m, part, h)
                 for j in range(x.shape[1]):
@@ -172,6 +172,11 @@ def projected(m: Any, v: Tensor) -> Tensor:
         if m.value_bias is not None:
             y[len(y) - len(m.value_bias) :] += m.value_bias
     return limited(y, part)
+
+
+def grown(scale: Any, position: int) -> float:
+    """The factor of the query at a position."""
+    return 1.0 if scale is None else 1 + scale.rate * math.log(1 + (position + scale.first) // scale.length)
 
 
 def value_of(m: Any, v: Tensor, g: int) -> Tensor:

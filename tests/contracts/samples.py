@@ -23,6 +23,7 @@ from qkv.spec.branches import (
     Convolution,
     FeedForward,
     GatedFeedForward,
+    QueryScale,
     TokenShift,
 )
 from qkv.spec.heads import LanguageModelHead
@@ -93,6 +94,7 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
             qk_norm_after="rotation",
         ),
         Attention(num_kv_heads=2, relative=Rope(), clip=0.4, value_dim=3),
+        Attention(relative=Rope(), query_scale=QueryScale(rate=0.7, length=3, first=1)),
         Attention(relative=Rope(fraction=0.5, base=100.0, scaling=LinearScaling(factor=4.0))),
         Attention(relative=Alibi()),
         Attention(relative=Alibi(scaled=True), num_kv_heads=2),

@@ -278,6 +278,7 @@ def rope_frequencies_of(
     part: spec.Rope, rotated: int, lengths: Tensor, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, float]:
     """Return ``rope_frequencies`` (…, rotated / 2) of rows of ``lengths`` (…) positions."""
+    assert part.scaling is not None
     return implementation(part.scaling, "qkv.layers")(part.scaling, part.base, rotated, dtype, lengths)
 
 

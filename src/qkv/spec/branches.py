@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
-from qkv.spec.base import Part
+from qkv.spec.base import Part, Spec
 from qkv.spec.errors import Problem
 from qkv.spec.masks import Causal, Mask
 from qkv.spec.models.growth import DENSE, NEAR, POSITION_WISE, RECURRENT, Growth
@@ -273,6 +273,17 @@ class MaskedAttention(Masked, DotProduct):
     """Base class of self-attention with an attention mask."""
 
 
+class QueryScale(Spec):
+    """Factor 1 + rate · ln(1 + ⌊(p + first) / length⌋) of the query at position p (Llama 4, 2025; Ministral 3, 2025).
+
+    It counters the flatter weights of a softmax over many keys.
+    """
+
+    rate: float = Field(default=0.1, gt=0)
+    length: int = Field(default=8192, gt=0, description="positions between two steps of the factor")
+    first: int = Field(default=0, ge=0, le=1, description="number of the first position")
+
+
 class Attention(MaskedAttention, kind="attention"):
     """Self-attention: concat_h(softmax(Q_h K_g^T / (temperature √Dk) + bias, masked) V_g) W_o (Vaswani et al. 2017).
 
@@ -316,6 +327,7 @@ class Attention(MaskedAttention, kind="attention"):
         default=None, gt=0, description="c: projected queries, keys and values are limited to [-c, c]"
     )
     output_gate: OutputGate = NoOutputGate()
+    query_scale: QueryScale | None = Field(default=None, description="factor of queries by position; default: none")
     key_bias: bool = Field(default=True, description="bias of keys, if bias is true")
 
     @property

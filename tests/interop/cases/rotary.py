@@ -159,6 +159,19 @@ CASES = (
         "persimmon", "Persimmon", head_dim="absent", hidden_size=32, num_attention_heads=4, num_key_value_heads="absent"
     ),
     case("apertus", "Apertus", head_dim=12, attention_bias=True, rope_parameters={"rope_theta": 900.0}),
+    case(
+        "ministral3",
+        "Ministral3",
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 900.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 3,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.4,
+        },
+    ),
     case("internlm3", "Llama", "InternLM3", qkv_bias=True, bias=True),
     case("iquest", "Llama", "IQuestCoder"),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +20,7 @@ from qkv.mixers.attention.head_norms import build_head_norm
 from qkv.mixers.attention.output_gate import build_output_gate
 from qkv.mixers.attention.shaped import Shape
 from qkv.mixers.masks import build_mask
+from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.masks import Causal, SharedSites, Sites
@@ -111,13 +114,13 @@ class KeyValueAttention(KeyValueBranch):
         )
         mixed = self.num_heads * self.value_dim
         self.output = Linear(mixed, width, bias=part.ends_with_bias) if part.maps_output else nn.Identity()
-        self.query_norm = self.head_norm(self.num_heads) if part.norms_heads else None
-        self.key_norm = self.head_norm(self.kv_heads) if part.norms_heads else None
+        self.query_norm = self.head_norm(part, self.num_heads) if part.norms_heads else None
+        self.key_norm = self.head_norm(part, self.kv_heads) if part.norms_heads else None
         self.scale = 1.0 / (part.temperature * (terms * self.head_dim) ** 0.5)
 
-    def head_norm(self, heads: int) -> Norm:
+    def head_norm(self, part: Any, heads: int) -> Norm:
         """Build the norm of the queries or keys of ``heads`` heads."""
-        return build_norm(self.spec.qk_norm, self.head_dim)
+        return build_norm(part.qk_norm, self.head_dim)
 
     def layouts(self) -> Layouts:
         q, k, v = self.sizes
@@ -190,7 +193,7 @@ class Attention(KeyValueAttention):
 
     def __init__(self, part: spec.Attention, width: int):
         super().__init__(part, width)
-        self.part, self.clip = part, part.clip
+        self.part, self.clip, self.query_scale = part, part.clip, part.query_scale
         self.relative = build_relative(part, width)
         self.sink = nn.Parameter(torch.zeros(part.num_heads)) if part.learned_sink else None
         self.shape = Shape(part.num_heads) if part.shaped else None
@@ -203,8 +206,8 @@ class Attention(KeyValueAttention):
         if self.output_gate is not None:
             self.output_gate.assign_name(f"{name}.output_gate")
 
-    def head_norm(self, heads: int) -> Norm:
-        return build_head_norm(self.spec, heads, self.head_dim)
+    def head_norm(self, part: Any, heads: int) -> Norm:
+        return build_head_norm(part, heads, self.head_dim)
 
     def mapped(self, x: Tensor) -> Tensor:
         out = super().mapped(x)
@@ -240,7 +243,13 @@ class Attention(KeyValueAttention):
 
     def rotated(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """Return queries (B, H, N, Dk) and keys (B, G, N, Dk), rotated by their positions if the positions rotate."""
-        return self.relative.rotate(q, k, context)
+        q, k = self.relative.rotate(q, k, context)
+        return (q if self.query_scale is None else self._scaled(q, self.query_scale, context)), k
+
+    def _scaled(self, q: Tensor, scale: spec.QueryScale, context: Context) -> Tensor:
+        """Return the queries times their factor by position, see ``QueryScale``."""
+        steps = (context.positions[:, None, :, None] + scale.first) // scale.length
+        return q * (1 + scale.rate * steps.to(single_or_wider(q.dtype)).log1p()).to(q.dtype)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, context: Context, state: State | None

@@ -183,7 +183,7 @@ class NativeStep:
             refuse_beyond(norm.part)
         if type(norm) is norms.NoNorm:
             return None
-        if type(norm) is norms.LayerNorm:
+        if type(norm) is norms.LayerNorm and norm.weight is not None:
             return InputNorm("layer norm", _readable(norm.weight), norm.bias, norm.eps)
         if type(norm) is norms.RMSNorm and norm.eps is not None:
             return InputNorm("rms norm", None if norm.weight is None else _readable(norm.weight), None, norm.eps)

@@ -80,7 +80,8 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _gate(feed_forward: FeedForward) -> Branch:
-    return GatedFeedForward(hidden=feed_forward.hidden, activation=feed_forward.activation, bias=False)
+    activation: Any = feed_forward.activation  # config keys name no activation with learned numbers here
+    return GatedFeedForward(hidden=feed_forward.hidden, activation=activation, bias=False)
 
 
 def _gate_with_bias(feed_forward: FeedForward) -> Branch:
