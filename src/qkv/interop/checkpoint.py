@@ -12,10 +12,11 @@ from qkv.interop.files.folder import Stored, read_json, stored_tensors
 from qkv.interop.files.places import ADAPTER_CONFIG, CONFIG, INDEX, WEIGHTS, gguf_files, is_published, may_be_name
 from qkv.interop.gguf.read import gguf_names, gguf_tensors, gguf_values
 from qkv.interop.mapping.config import Config, Held
-from qkv.interop.mapping.family import Family
+from qkv.interop.mapping.family import Family, read_spec
 from qkv.interop.registry import choose
 from qkv.interop.schemes.scheme import KEYS, settings_of, with_matrices
 from qkv.spec.errors import UserError
+from qkv.spec.model import Model
 from qkv.tokenizers.folder import holds_tokenizer
 from qkv.tokenizers.gguf.file import is_gguf
 
@@ -77,6 +78,16 @@ def open_checkpoint(source: str | Path, revision: str | None = None, pickles: bo
     if (folder / ADAPTER_CONFIG).is_file():
         return _adapted(folder, pickles)
     return PublishedCheckpoint(folder, read_json(folder / CONFIG))
+
+
+def published_spec(path: Path) -> Model:
+    """Read the spec of a published model from its folder, its ``config.json`` or its GGUF file, without its weights.
+    Raises ``UserError``.
+    """
+    folder = path.parent if path.name == CONFIG and path.is_file() else path
+    found = open_checkpoint(folder)
+    family, architecture = found.family()
+    return read_spec(family, architecture, found.config())
 
 
 def _adapted(folder: Path, pickles: bool) -> PublishedCheckpoint:

@@ -14,6 +14,7 @@ from qkv.api.recipes import SPEC_SUFFIXES
 from qkv.cli.shared.runs import Json
 from qkv.costs.cost import PART_COLUMNS, Cost, cost, part_rows, quantity_rows, table_title
 from qkv.costs.measuring.machine import Machine, machine_file, store_machine, stored_machine
+from qkv.interop.files.places import CONFIG, is_published
 from qkv.models.families.presets import PRESETS, preset
 from qkv.report.figures import short, size
 from qkv.report.table import print_table
@@ -33,6 +34,7 @@ EXAMPLES = """\
 qkv cost gpt3
 qkv cost gpt2 --length 512 --batch-size 8 --precision bf16
 qkv cost recipe.yaml model.num_layers=12 --check
+qkv cost Qwen3-0.6B/config.json --length 4096
 qkv cost exact.yaml linear.yaml --growth --longest 16384
 qkv cost multi30k_transformer --length 20 --source-length 25
 """
@@ -60,7 +62,11 @@ _Probe = Annotated[bool, typer.Option("--probe", help="Measure this machine's sp
 
 def cost_command(
     spec: Annotated[
-        str, typer.Argument(metavar="SPEC", help=f"A recipe, a model, a run folder, or one of {', '.join(PRESETS)}.")
+        str,
+        typer.Argument(
+            metavar="SPEC",
+            help=f"A recipe, a model, a run folder, a published config.json, or one of {', '.join(PRESETS)}.",
+        ),
     ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as model.width=512.")
@@ -80,6 +86,7 @@ def cost_command(
         _grow([spec, *(text for text in overrides or [] if "=" not in text)], overrides or [], longest, as_json)
         return
     model, training = read_model(spec, overrides or [])
+    published = names_published(spec)
     rows = training.batch_size if batch_size is None else batch_size
     machine = _probed() if probe else stored_machine()
     precision = precision or (machine.runs_in(training.precision) if machine else training.precision)
@@ -91,6 +98,11 @@ def cost_command(
     print_table(table_title(spec, counted), PART_COLUMNS, part_rows(counted))
     typer.echo()
     print_table("", ["quantity", "value"], quantity_rows(counted, machine))
+    if published and counted.writes:
+        from qkv.costs.precisions import COLUMNS, fit_rows, fits
+
+        typer.echo()
+        print_table("running it on this machine", COLUMNS, fit_rows(fits(counted, machine)))
     if checked:
         typer.echo()
         print_table(
@@ -124,14 +136,26 @@ def _told(name: str, point: GrowthPoint) -> None:
 
 
 def read_model(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:
-    """Read a recipe, model file, run or preset; return (model, training settings), batch size 1 for a model alone."""
+    """Read a recipe, model file, run, preset or the config of a published model; return (model, training settings),
+    batch size 1 for a model alone.
+    """
     alone = Training(batch_size=1)
+    if names_published(name):
+        from qkv.interop.checkpoint import published_spec
+
+        return override(published_spec(Path(name)), [a.below("model") for a in assignments(overrides)]), alone
     if name in PRESETS and not Path(name).exists():
         return override(preset(name), [a.below("model") for a in assignments(overrides)]), alone
     if not Path(name).exists() and Path(name).suffix not in SPEC_SUFFIXES and not is_shipped(name):
         raise UserError(f"there is no file, recipe or preset {name!r}; {nearest(name, [*PRESETS, *shipped()])}")
     spec = read_spec(name, overrides)
     return (_with_sizes(spec), spec.training) if isinstance(spec, Recipe) else (spec, alone)
+
+
+def names_published(name: str) -> bool:
+    """True for a published folder, its config.json alone, or a GGUF file; no weights are read."""
+    path = Path(name)
+    return not (path / "spec.yaml").is_file() and ((path.name == CONFIG and path.is_file()) or is_published(path))
 
 
 def _with_sizes(recipe: Recipe) -> Model:

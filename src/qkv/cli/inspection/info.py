@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
-import shlex
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.cli.shared.runs import run_folder
+from qkv.cli.shared.uses import commands_of
 from qkv.interop.files.places import is_published, is_sentence_folder
-from qkv.spec.errors import UserError
 
 if TYPE_CHECKING:
-    from qkv.interop.load import PublishedModel
+    pass
 
 EXAMPLES = """\
 qkv info
@@ -135,24 +133,8 @@ def _published(folder: Path) -> list[tuple[str, Any]]:
             ("embedded length", f"at most {said.max_length} tokens" if said.max_length else None),
             ("prompts", ", ".join(said.prompts) or None),
         ]
-    rows += [("commands" if not i else "", command) for i, command in enumerate(_commands(folder, found))]
+    rows += [("commands" if not i else "", command) for i, command in enumerate(commands_of(folder, found))]
     return [row for row in rows if row[1] is not None]
-
-
-def _commands(folder: Path, found: PublishedModel) -> list[str]:
-    """List the commands that use a published model: its own task, embedding, search, fine-tuning."""
-    from qkv.runs.storage.published import recipe_of
-    from qkv.tasks.registry import task_of_recipe
-    from qkv.training.usage import usage
-
-    name = shlex.quote(str(folder))
-    told: list[str] = []
-    with contextlib.suppress(UserError):  # a head for which there is no task
-        told.append(usage(task_of_recipe(recipe_of(found)), folder)[1])
-    if found.tokenizer is None:
-        return told
-    told += [f'qkv embed {name} "…"', f'qkv search {name} FILE "…"']
-    return [*told, f"qkv train finetune --from {name} --data FILE"]
 
 
 def _run(folder: Path) -> list[tuple[str, Any]]:

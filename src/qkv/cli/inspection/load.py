@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from qkv.cli.shared.runs import Copy
+from qkv.cli.shared.uses import commands_of
 
 EXAMPLES = """\
 qkv load gpt2
@@ -53,6 +54,7 @@ def load_command(
         ("tokenizer", f"{tokenizer.vocab_size:,} ids" if tokenizer else "none"),
         ("classes", ", ".join(found.labels[:8]) + (" …" if len(found.labels) > 8 else "") or None),
         ("tensors used", f"{found.used} of {found.used + len(found.ignored)}"),
+        *(("commands" if not i else "", command) for i, command in enumerate(commands_of(source, found))),
     ]
     print_table(str(source), ["property", "value"], [row for row in rows if row[1] is not None])
     ignored = [("tensor", *pair) for pair in found.ignored] + [("config", *pair) for pair in found.ignored_config]

@@ -13,7 +13,7 @@ from qkv.data.batching.batch import INPUT
 from qkv.data.vocabulary import Vocabulary
 from qkv.interop.files.mapped import MappedFile, watch
 from qkv.interop.files.places import is_published, may_be_name
-from qkv.interop.load import load_published
+from qkv.interop.load import PublishedModel, load_published
 from qkv.layers.linear.lora import fold
 from qkv.models.edit.adapt import add_adapters
 from qkv.models.edit.quantize import compute_in_fp32, quantize
@@ -89,7 +89,7 @@ def _load(source: str | Path, how: tuple[bool, bool, bool], published: Mapping[s
     folder, (accept_changes, copy, keep_adapters) = Path(source), how
     if not (folder / SPEC).is_file():
         if is_published(folder) or (not folder.exists() and may_be_name(str(source))):
-            return _published(source, {**published, "copy": copy, "narrow": narrow})
+            return run_of(load_published(source, **published, copy=copy, narrow=narrow))
         raise UserError(f"{folder} is not a run folder: it holds no {SPEC}")
     if published:
         raise UserError(f"{next(iter(published))!r} only applies to published checkpoints, but {folder} is a run")
@@ -171,9 +171,8 @@ def accept(folder: Path) -> str | None:
     return change
 
 
-def _published(source: str | Path, options: dict[str, Any]) -> Run:
-    """Load a published checkpoint as a run that was not trained here."""
-    found = load_published(source, **options)
+def run_of(found: PublishedModel) -> Run:
+    """Return a loaded published checkpoint as a run without training. Raises ``UserError`` if no task fits its head."""
     recipe = recipe_of(found)
     processors = {} if found.processor is None else {INPUT: found.processor}
     absent = NO_TEXT if processors else AbsentTokenizer.of_published(found.folder)
