@@ -39,6 +39,13 @@ qkv cost exact.yaml linear.yaml --growth --longest 16384
 qkv cost multi30k_transformer --length 20 --source-length 25
 """
 
+_Spec = Annotated[
+    str,
+    typer.Argument(
+        metavar="SPEC",
+        help=f"A recipe, a model, a run folder, a published folder or its config.json, or one of {', '.join(PRESETS)}.",
+    ),
+]
 _BatchSize = Annotated[int | None, typer.Option(metavar="N", help="Batch size; default: the recipe's, or 1.")]
 _Length = Annotated[int | None, typer.Option(metavar="N", help="Sequence length; default: the context length.")]
 _SourceLength = Annotated[
@@ -61,13 +68,7 @@ _Probe = Annotated[bool, typer.Option("--probe", help="Measure this machine's sp
 
 
 def cost_command(
-    spec: Annotated[
-        str,
-        typer.Argument(
-            metavar="SPEC",
-            help=f"A recipe, a model, a run folder, a published config.json, or one of {', '.join(PRESETS)}.",
-        ),
-    ],
+    spec: _Spec,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as model.width=512.")
     ] = None,
