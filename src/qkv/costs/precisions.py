@@ -25,7 +25,7 @@ _SHARE = 0.75
 COLUMNS = ("weights in", "memory", "at most tokens/s", "positions that fit")
 
 
-class Fit(NamedTuple):
+class PrecisionFit(NamedTuple):
     """Model in one precision on this machine.
 
     weights: bytes. rate: upper bound of decoded tokens per second in a short text; None for a machine that was not
@@ -38,7 +38,7 @@ class Fit(NamedTuple):
     longest: int
 
 
-def fits(counted: Cost, machine: Machine | None, memory: int | None = None) -> list[Fit]:
+def fits(counted: Cost, machine: Machine | None, memory: int | None = None) -> list[PrecisionFit]:
     """Estimate how a decoder runs in each precision. ``memory``: bytes; default: those usable here."""
     memory = usable_memory() if memory is None else memory
     return [_fit(counted, name, machine, memory) for name in BITS]
@@ -53,16 +53,16 @@ def weight_bytes(counted: Cost, precision: str) -> int:
     return int(matrices * bits / 8 + table * max(bits, _TABLE) / 8 + others * _FLOAT)
 
 
-def _fit(counted: Cost, precision: str, machine: Machine | None, memory: int | None) -> Fit:
+def _fit(counted: Cost, precision: str, machine: Machine | None, memory: int | None) -> PrecisionFit:
     weights, context = weight_bytes(counted, precision), counted.model.context_length
     read = counted.step_bytes(1) - counted.state_bytes(1)
     step = read * weights / (_FLOAT * counted.parameters) + counted.state_bytes(min(_SHORT, context))
     room = None if memory is None else _SHARE * memory - weights
     longest = context if room is None else bisect_right(range(1, context + 1), room, key=counted.state_bytes)
-    return Fit(precision, weights, machine.bandwidth / step if machine else None, longest)
+    return PrecisionFit(precision, weights, machine.bandwidth / step if machine else None, longest)
 
 
-def fit_rows(found: list[Fit]) -> list[tuple[str, str, str, str]]:
+def fit_rows(found: list[PrecisionFit]) -> list[tuple[str, str, str, str]]:
     """Build the rows of the table with the columns ``COLUMNS``, as text."""
     return [
         (

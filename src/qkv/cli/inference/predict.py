@@ -115,17 +115,21 @@ def predict_command(
     if why:
         tell_why(loaded, rows, as_json, report)
         return
-    answers = [answer for some in _answers(loaded, rows, zero_shot) for answer in some]
+    _tell(rows, [answer for some in _answers(loaded, rows, zero_shot) for answer in some], as_json)
+
+
+def _tell(rows: Sequence[dict[str, Any]], answers: Sequence[Answer], as_json: bool) -> None:
+    """Print the answers to ``rows``, as JSON lines or as text, and their notes on standard error."""
     _tell_notes(answers)
-    if as_json:
-        for row, answer in zip(rows, answers, strict=True):
-            typer.echo(json.dumps({**row, **answer}, ensure_ascii=False))
-    else:
+    if not as_json:
         _print(rows, answers)
+        return
+    for row, answer in zip(rows, answers, strict=True):
+        typer.echo(json.dumps({**row, **answer}, ensure_ascii=False))
 
 
 def _zero_shot(labels: list[str] | None, hypothesis: str, multi_label: bool, why: bool) -> dict[str, Any]:
-    """Return the arguments of ``qkv.predict`` for zero-shot classification with --label; {} without this option.
+    """Return the arguments of ``ZeroShot`` for zero-shot classification with --label; {} without this option.
 
     Raises ``UserError`` for options that need --label, and if --why is combined with it.
     """
@@ -223,16 +227,18 @@ def _answers(
     """Predict for all rows after the first ``done``, in order, and yield the answers in groups; show the progress on
     standard error.
     """
-    from qkv.api.functions import predict
     from qkv.report.progress import Progress
+    from qkv.runs.inference.predict import predict
+    from qkv.runs.inference.zero_shot import ZeroShot
 
+    choice = ZeroShot(**zero_shot) if zero_shot else None
     if len(rows) - done <= _AT_ONCE:
-        yield predict(run, rows[done:], **zero_shot) if done < len(rows) else []
+        yield predict(run, rows[done:], choice) if done < len(rows) else []
         return
     with Progress("predict", len(rows), "rows", done) as progress:
         for begin in range(done, len(rows), _AT_ONCE):
             some = rows[begin : begin + _AT_ONCE]
-            yield predict(run, some, **zero_shot)
+            yield predict(run, some, choice)
             progress.advance(len(some))
 
 

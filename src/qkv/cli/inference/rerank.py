@@ -56,15 +56,8 @@ def rerank_command(
         raise UserError("--column needs --data")
     folder = run if is_sentence_folder(run) else run_or_published(run)
     from qkv.runs.inference.rerank import rerank
-    from qkv.runs.inference.search import TextFile
 
-    if data is not None:
-        texts = [text for text, _ in TextFile(data, column)]
-    else:
-        texts = [line for text in documents or () for line in (lines_of_input() if text == "-" else [text])]
-    if not texts:
-        raise UserError(f"{data or 'standard input'} holds no text")
-    found = rerank(folder, query, texts, top, instruction, copy)
+    found = rerank(folder, query, _texts(documents or [], data, column), top, instruction, copy)
     if as_json:
         for each in found:
             typer.echo(json.dumps(each._asdict(), ensure_ascii=False))
@@ -73,6 +66,19 @@ def rerank_command(
 
     rows = [(f"{each.score:.4f}", each.index + 1, _shortened(each.document)) for each in found]
     print_table(query, ["score", "document", "text"], rows)
+
+
+def _texts(documents: list[str], data: Path | None, column: str | None) -> list[str]:
+    """Read the documents from the command line, from standard input or from a file. Raises ``UserError`` for none."""
+    if data is not None:
+        from qkv.runs.inference.search import TextFile
+
+        texts = [text for text, _ in TextFile(data, column)]
+    else:
+        texts = [line for text in documents for line in (lines_of_input() if text == "-" else [text])]
+    if not texts:
+        raise UserError(f"{data or 'standard input'} holds no text")
+    return texts
 
 
 def _shortened(text: str) -> str:

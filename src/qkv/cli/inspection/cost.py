@@ -87,7 +87,6 @@ def cost_command(
         _grow([spec, *(text for text in overrides or [] if "=" not in text)], overrides or [], longest, as_json)
         return
     model, training = read_model(spec, overrides or [])
-    published = names_published(spec)
     rows = training.batch_size if batch_size is None else batch_size
     machine = _probed() if probe else stored_machine()
     precision = precision or (machine.runs_in(training.precision) if machine else training.precision)
@@ -96,10 +95,15 @@ def cost_command(
     if as_json:
         typer.echo(json.dumps({"spec": spec, **_plain(counted, machine, checked)}))
         return
+    _tell(spec, counted, machine, checked)
+
+
+def _tell(spec: str, counted: Cost, machine: Machine | None, checked: list[Measurement]) -> None:
+    """Print the tables of parts and quantities, of precisions for a published decoder, and of measurements, if any."""
     print_table(table_title(spec, counted), PART_COLUMNS, part_rows(counted))
     typer.echo()
     print_table("", ["quantity", "value"], quantity_rows(counted, machine))
-    if published and counted.writes:
+    if names_published(spec) and counted.writes:
         from qkv.costs.precisions import COLUMNS, fit_rows, fits
 
         typer.echo()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from qkv.cli.shared.runs import Copy
 from qkv.cli.shared.uses import commands_of
+
+if TYPE_CHECKING:
+    from qkv.interop.load import PublishedModel
 
 EXAMPLES = """\
 qkv load gpt2
@@ -36,10 +39,19 @@ def load_command(
     and why.
     """
     from qkv.interop.load import load_published
-    from qkv.report.figures import counted
     from qkv.report.table import print_table
 
     found = load_published(source, dtype, revision, pickles, copy)
+    print_table(str(source), ["property", "value"], _properties(source, found))
+    ignored = [("tensor", *pair) for pair in found.ignored] + [("config", *pair) for pair in found.ignored_config]
+    if ignored:
+        typer.echo()
+        print_table("", ["ignored", "name", "reason"], ignored)
+
+
+def _properties(source: Path, found: PublishedModel) -> list[tuple[str, Any]]:
+    from qkv.report.figures import counted
+
     spec, tokenizer = found.spec, found.tokenizer
     head = spec.head.kind.replace("_", " ")
     rows: list[tuple[str, Any]] = [
@@ -56,8 +68,4 @@ def load_command(
         ("tensors used", f"{found.used} of {found.used + len(found.ignored)}"),
         *(("commands" if not i else "", command) for i, command in enumerate(commands_of(source, found))),
     ]
-    print_table(str(source), ["property", "value"], [row for row in rows if row[1] is not None])
-    ignored = [("tensor", *pair) for pair in found.ignored] + [("config", *pair) for pair in found.ignored_config]
-    if ignored:
-        typer.echo()
-        print_table("", ["ignored", "name", "reason"], ignored)
+    return [row for row in rows if row[1] is not None]
