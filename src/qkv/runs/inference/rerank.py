@@ -23,7 +23,6 @@ from qkv.interop.sentence import EmbeddingSettings, pair_activation
 from qkv.runs.inference.embed import embed_opened, opened
 from qkv.runs.run import Run, task_of
 from qkv.spec.errors import UserError
-from qkv.spec.tasks import Regression
 from qkv.system.torch_settings import with_usual_settings
 from qkv.tasks.labels.pooled import PooledTask
 from qkv.tokenizers.chat_template import ChatTemplate, find_template
@@ -111,7 +110,7 @@ def scorer_kind(run: Run, settings: EmbeddingSettings | None) -> str:
     if not run.vocabulary.has_text:
         return ""
     task = task_of(run)
-    if isinstance(run.recipe.task, Regression) and isinstance(task, PooledTask) and "pair" in task.may_ask:
+    if isinstance(task, PooledTask) and task.target.kind == "number" and "pair" in task.may_ask:
         return "cross-encoder"
     writes = run.model.spec.head.predicts_tokens and run.model.spec.decodes and run.model.encoder is None
     if settings is None and writes and run.tokenizer.chat_template is not None:
