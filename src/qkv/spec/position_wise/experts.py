@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
@@ -129,7 +129,7 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
 
     def expert(self, width: int) -> FeedForward | GatedFeedForward:
         """Return the spec of an expert at model width ``width``."""
-        fields = {"activation": self.activation, "bias": self.bias, "dropout": self.dropout}
+        fields: dict[str, Any] = {"activation": self.activation, "bias": self.bias, "dropout": self.dropout}
         if not self.gated:
             plain = FeedForward(hidden=self.hidden, **fields)
             return plain.changed(hidden=plain.hidden_at(width))
