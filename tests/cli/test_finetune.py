@@ -117,7 +117,7 @@ WRONG = {
     "no data": (("finetune", "--from", "bert"), "--data FILE"),
     "no folder": (
         ("classify", "--from", "./nothing", "--data", "reviews.csv"),
-        "start: './nothing' holds no model.safetensors",
+        "start: './nothing' is neither a trained run nor a published checkpoint",
     ),
     "unknown adapt": (
         ("classify", "--from", "bert", "--data", "reviews.csv", "--adapt", "lorra"),
