@@ -25,6 +25,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 BERT_GENERATION = Family(
     name="BERT for generation",
+    base="BERT",
     model_types=("bert-generation",),
     architectures={
         "BertGenerationDecoder": biased("lm_head.decoder", "lm_head.bias"),

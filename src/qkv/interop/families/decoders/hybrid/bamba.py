@@ -195,6 +195,7 @@ IGNORED_CONFIG: Reasons = {
 
 BAMBA = Family(
     name="Bamba",
+    base="Llama",
     model_types=("bamba",),
     architectures={"BambaForCausalLM": language_model(tied=False)},
     spec=spec_of_bamba,
@@ -214,6 +215,7 @@ BAMBA = Family(
 )
 GRANITE_HYBRID = Family(
     name="Granite 4 (hybrid)",
+    base="Llama",
     model_types=("granitemoehybrid",),
     architectures={"GraniteMoeHybridForCausalLM": scaled_language_model(False, "logits_scaling", 1.0, divides=True)},
     spec=spec_of_granite,

@@ -103,6 +103,7 @@ DENSE_NAMES = (
 
 LFM2 = Family(
     name="LFM2",
+    base="Qwen3",
     model_types=("lfm2",),
     architectures={"Lfm2ForCausalLM": language_model(tied=True)},
     spec=spec,

@@ -199,6 +199,7 @@ NAMES = (
 
 NEMOTRON_H = Family(
     name="Nemotron-H",
+    base="Llama",
     model_types=("nemotron_h",),
     architectures={"NemotronHForCausalLM": language_model(tied=False)},
     spec=spec,

@@ -114,6 +114,7 @@ IGNORED = {
 
 QWEN3_5 = Family(
     name="Qwen3.5",
+    base="Qwen3",
     model_types=("qwen3_5_text",),
     architectures={"Qwen3_5ForCausalLM": language_model(tied=False)},
     spec=spec,

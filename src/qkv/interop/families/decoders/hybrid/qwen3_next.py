@@ -164,6 +164,7 @@ _IGNORED_CONFIG: Reasons = {
 
 QWEN3_NEXT = Family(
     name="Qwen3-Next",
+    base="Qwen3",
     model_types=("qwen3_next",),
     architectures={"Qwen3NextForCausalLM": language_model(tied=False), **of_decoder("Qwen3Next")},
     spec=spec_of_next,
@@ -183,6 +184,7 @@ QWEN3_NEXT = Family(
 )
 QWEN3_5_MOE = Family(
     name="Qwen3.5-MoE",
+    base="Qwen3-Next",
     model_types=("qwen3_5_moe_text",),
     architectures={"Qwen3_5MoeForCausalLM": language_model(tied=False)},
     spec=spec_of_sparse,
