@@ -65,7 +65,7 @@ def test_adapters_of_one_base_share_its_weights(
     first, *others = said.out.splitlines()
     held, apart = re.fullmatch(r"weights: (.*) \(shared between models; (.*) without sharing\)", first).groups()  # type: ignore[union-attr]
     assert float(apart.split()[0]) > 2.5 * float(held.split()[0])
-    assert others[:3] == [f"{name}: completions, embeddings{NO_CHAT}" for name in ("run", "a", "b")]
+    assert others[:3] == [f"{name}: completions, embeddings, rerank{NO_CHAT}" for name in ("run", "a", "b")]
     assert "weights" not in qkv("serve", run, "--port", 0).out
 
 
@@ -87,7 +87,7 @@ def test_a_signal_ends_the_process_after_what_it_began(run: Path, number: signal
         stack.callback(served.kill)  # else a failure would wait for the server
         assert served.stdout is not None
         lines = iter(served.stdout.readline, "")
-        assert next(lines) == f"small: completions, embeddings{NO_CHAT}\n"
+        assert next(lines) == f"small: completions, embeddings, rerank{NO_CHAT}\n"
         url = next(line.split()[2] for line in lines if line.startswith("serving at"))
         body = {"prompt": "the", "max_tokens": 400, "stream": True, "stream_options": {"include_usage": True}}
         headers = {"authorization": "Bearer secret"}

@@ -86,6 +86,8 @@ CASES: dict[str, Any] = {
     "beams": lambda free: {"num_beams": 3, "length_penalty": 0.5, "no_repeat_ngram_size": 2, "early_stopping": True},
     "beams with two ends": lambda free: {"num_beams": 3, "eos_token_id": [0, free[4]]},
     "beams and bad words": lambda free: {"num_beams": 2, "bad_words_ids": [[free[0]], [free[1], free[2]]]},
+    "an end that waits": lambda free: {"eos_token_id": [0, free[1]], "min_new_tokens": 9},
+    "beams whose end waits": lambda free: {"num_beams": 3, "eos_token_id": [0, free[1]], "min_new_tokens": 8},
     "repetitions": lambda free: {"repetition_penalty": 1.7, "suppress_tokens": [free[1]]},
     "the best one of min_p": lambda free: {"do_sample": True, "min_p": 0.9999},
     "the best one of top_k": lambda free: {"do_sample": True, "top_k": 1, "temperature": 3.0},
@@ -107,7 +109,7 @@ def test_texts_are_those_of_the_other_library(name: str, folder: Path, free: lis
     [
         ({"do_sample": True, "typical_p": 0.5}, "typical_p"),
         ({"guidance_scale": 2.0}, "guidance_scale"),
-        ({"min_new_tokens": 3}, "min_new_tokens"),
+        ({"min_length": 3}, "min_length"),
         ({"sequence_bias": [[[1], 2.0]]}, "sequence_bias"),
         ({"num_beams": 2, "do_sample": True}, "num_beams with do_sample"),
         ({"num_beams": 2, "early_stopping": "never"}, 'early_stopping "never"'),

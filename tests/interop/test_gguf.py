@@ -144,6 +144,8 @@ def refused(case: Case) -> bool:
     return case.name in {
         "gpt2-five-heads",
         "gpt2-untied",
+        "gpt2-scaled-by-layer",
+        "llama-dynamic",
         "llama-yarn-tied",
         "mistral-window",
         "qwen2-later-window",

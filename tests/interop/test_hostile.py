@@ -176,7 +176,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "fewer-layers": (changed(n_layer=1), "which its config does not use"),
     "more-layers": (changed(n_layer=3), "lacks the tensor"),
     "misspelt-key": (written('{"model_type": "gpt2", "n_emdb": 4}'), "did you mean 'n_embd'"),
-    "key-that-changes-much": (changed(scale_attn_by_inverse_layer_idx=True), "qkv knows only False here"),
+    "key-that-changes-much": (changed(add_cross_attention=True), "qkv knows only False here"),
     "quantized": (changed(quantization_config={"bits": 4}), "quantization_config: the key 'quant_method' is missing"),
     "renamed-tensor": (renamed, "did you mean 'transformer.wta.weight'"),
     "added-tensor": (added, "did you mean 'transformer.h.0.mlp.c_fc.bias'"),

@@ -198,7 +198,7 @@ def test_prompts_stand_before_every_text(tmp_path: Path) -> None:
     assert close(qkv.embed(folder, TEXTS), [normed(mean(vectors(model, row))) for row in rows(TEXTS)])
     with pytest.raises(UserError, match="no prompt 'qeury'; did you mean 'query'"):
         qkv.embed(folder, TEXTS, prompt="qeury")
-    with pytest.raises(UserError, match="give one"):
+    with pytest.raises(UserError, match="give either prompt"):
         qkv.embed(folder, TEXTS, prompt="query", prefix="x")
 
 

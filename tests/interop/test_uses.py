@@ -15,6 +15,8 @@ from tests.interop.word_pieces import word_pieces
 
 import qkv
 from qkv.cli.main import main
+from qkv.generation.decode.beam import beam_search
+from qkv.interop.load import load_published
 from qkv.runs.inference.embed import embed
 from qkv.runs.inference.rerank import INSTRUCTION
 from qkv.spec.errors import UserError
@@ -38,6 +40,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}[CLS]a{% if not enable_thinking %} no{% endif %}{% endif %}"
 )
 INPUTS = ["input_ids", "token_type_ids", "attention_mask"]
+BART = {"layers": 2, "attention_heads": 2, "ffn_dim": 24}
 SIZES: dict[str, Any] = {
     "vocab_size": len(SPECIALS) + len(PIECES),
     "hidden_size": 16,
@@ -223,3 +226,27 @@ def test_documents_of_a_file_and_wrong_requests(
     ):
         assert main(["rerank", str(inference[0]), *wrong]) == 2
         assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("settings", [{"min_length": 9}, {"min_new_tokens": 8}, {}])
+def test_answers_have_the_stated_length(tmp_path: Path, beams: int, settings: dict[str, int]) -> None:
+    """The end token is the one that the model would generate first."""
+    sizes = {"vocab_size": SIZES["vocab_size"], "d_model": 16, "max_position_embeddings": 64}
+    layers = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in BART.items()}
+    config = transformers.BartConfig(
+        **sizes, **layers, bos_token_id=2, pad_token_id=0, eos_token_id=3, decoder_start_token_id=3
+    )
+    model = written(tmp_path, transformers.BartForConditionalGeneration, config)
+    ids = torch.tensor([[2, 5, 6, 7, 8, 9, 3]])
+    usual = {"max_length": 14, "num_beams": beams, "pad_token_id": 0, "decoder_start_token_id": 3}
+    free = model.generate(ids, **usual, eos_token_id=3)[0].tolist()
+    ends = {**usual, **settings, "eos_token_id": free[3], "forced_bos_token_id": 2, "forced_eos_token_id": None}
+    (tmp_path / "generation_config.json").write_text(json.dumps(ends))
+    found = load_published(tmp_path)
+    with torch.no_grad():
+        memory = found.model.encode(ids)
+        theirs = type(model).from_pretrained(tmp_path).eval().generate(ids)[0].tolist()
+    ours = beam_search(found.model, [list(found.begin)], found.sample, memory=memory)[0][0].tokens
+    assert [*found.begin, *ours] == theirs
+    assert len(theirs) >= settings.get("min_length", settings.get("min_new_tokens", 0))

@@ -68,8 +68,11 @@ class Beams:
     A slot without a beam has log p = -inf.
     """
 
-    def __init__(self, generation: Generation):
-        self.generation = generation
+    def __init__(self, generation: Generation, forced: int = 0):
+        """Begin with an empty continuation. ``forced``: number of tokens before it that count in the lengths of
+        scores, such as the language token that follows the start token of a translation.
+        """
+        self.generation, self.forced = generation, forced
         self.texts: list[list[int]] = [[]]
         self.log_probabilities = [0.0]
         self.finished: list[Hypothesis] = []
@@ -92,7 +95,7 @@ class Beams:
         return self._settle(going[:width])
 
     def _finish(self, text: list[int], log_probability: float) -> None:
-        score = log_probability / len(text) ** self.generation.length_penalty
+        score = log_probability / (len(text) + self.forced) ** self.generation.length_penalty
         insort(self.finished, Hypothesis(text, score, log_probability), key=lambda h: -h.score)
         del self.finished[self.generation.num_beams :]
 
@@ -130,7 +133,7 @@ class Beams:
             return True
         if len(self.finished) < self.generation.num_beams:
             return False
-        possible = best / len(self.texts[0]) ** self.generation.length_penalty
+        possible = best / (len(self.texts[0]) + self.forced) ** self.generation.length_penalty
         return self.generation.early_stopping or possible <= self.finished[-1].score
 
 
@@ -159,7 +162,8 @@ class BeamSearch:
         context.check(model, prompts, generation, inputs)
         _check(model, generation, end_id)
         self.generation = generation
-        self.beams = [Beams(generation) for _ in prompts]
+        encodes = model.encoder is not None  # then the prompt is the beginning of the answer
+        self.beams = [Beams(generation, max(0, len(prompt) - 1) if encodes else 0) for prompt in prompts]
         self._end_ids, self._ends, self._drawn = {end_id, *generation.stop_token_ids} - {None}, ends, drawn
         self._prompts = [[token for token in prompt if token >= 0] for prompt in prompts]
         self._engine = Engine(model, self._chosen, capacity)
