@@ -297,7 +297,7 @@ REFUSED = {
     "no module": (("--import", "my_nothing"), "--import my_nothing: ModuleNotFoundError: No module named 'my_nothing'"),
     "another kind of file": (("--import", "./text.txt"), "--import ./text.txt: a part is imported from a Python file"),
     "a taken name": (("--import", "wave.py"), "the module name 'wave' is taken by"),
-    "a dot": (("--import", "my.mixer.py"), "the name of a module has no dots; rename the file"),
+    "a dot": (("--import", "my.mixer.py"), 'the file name has a dot before ".py"'),
     "no name": (("--import",), "--import needs a file or a dotted module"),
 }
 

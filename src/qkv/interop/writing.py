@@ -110,8 +110,9 @@ def answering(folder: Path, config: Config) -> Generation:
     """Read the generation settings of a published encoder–decoder: beam search with ``num_beams`` (default 1) between
     the stated minimum and maximum length. Warns of unsupported settings.
 
-    ``max_length`` and ``min_length`` count all tokens of ``beginning``, ``max_new_tokens`` and ``min_new_tokens`` count
-    its tokens after the first; they are subtracted here.
+    The decoder starts with the ids of ``beginning``. The published ``max_length`` and ``min_length`` count all of these
+    ids, ``max_new_tokens`` and ``min_new_tokens`` all but the first. The limits that are returned count only the tokens
+    after ``beginning``.
     """
     said = said_by(folder, config)
     found = said.config

@@ -121,8 +121,10 @@ def first_plan(training: Training, costs: Costs, spent: float) -> Plan:
 
 
 def second_plan(plan: Plan, training: Training, costs: Costs, spent: float) -> Plan:
-    """Return ``plan`` with a revised second stage, computed after its first ``check`` updates from their measured
-    ``costs``. ``spent``: seconds since the start of the run.
+    """Return ``plan`` with a second stage, for the updates after ``plan.check``.
+
+    ``costs``: measured during the first ``plan.check`` updates of the run. ``spent``: seconds since the start of the
+    run.
     """
     return replace(plan, second=_stage(training, costs, plan.check, spent))
 

@@ -1,4 +1,4 @@
-"""RowDivision of published tensors whose rows belong to several tensors of qkv."""
+"""Split stored tensors by rows into pieces, as a ``RowDivision`` describes; a piece is read only when needed."""
 
 from __future__ import annotations
 

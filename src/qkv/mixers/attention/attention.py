@@ -219,7 +219,11 @@ class Attention(KeyValueAttention):
 
     @property
     def reads_pages(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """True under a causal mask if the kernel of pages supports the score terms, the precision and the device."""
+        """True if the kernel for paged attention can compute this attention.
+
+        It needs a causal mask, no relative positions other than rotations and slopes, neither ``shaped`` nor ``top_k``,
+        and a supported precision and device.
+        """
         supported = isinstance(self.mask, Causal) and self.relative.only_slopes and self.shape is None
         return supported and self.part.top_k is None and pages.available(self.like())
 

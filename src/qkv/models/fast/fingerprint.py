@@ -1,4 +1,8 @@
-"""Fingerprint of the modules of a cached decoding step, which detects changes, and a test for observed calls."""
+"""Detect when a cached decoding step is invalid or must not be used.
+
+It is invalid if its modules or tensors changed. It must not be used if gradients, a compiler, autocast or a dispatch
+mode need the modules to be called one by one.
+"""
 
 from __future__ import annotations
 

@@ -56,9 +56,10 @@ class Attended(NamedTuple):
 
 
 def chance(seed: int, sizes: tuple[int, int, int], count: int, like: Tensor) -> Chance:
-    """Generate random numbers from a seed for ``sizes`` (H, Dk, bits) and N = ``count``.
+    """Generate the random numbers of HyperAttention from a seed.
 
-    The numbers u of the first positions do not depend on N.
+    They are normal projections of ``sizes`` (H, Dk, bits), for LSH codes, and uniform u (1, H, N), N = ``count``, by
+    which keys are sampled. The numbers u of the first positions do not depend on N.
     """
     generator = torch.Generator().manual_seed(seed)
     projections = torch.randn(sizes, generator=generator, device="cpu")

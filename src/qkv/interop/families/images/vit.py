@@ -208,7 +208,7 @@ def mask(body: str) -> Reasons:
 
 
 def no_registers(body: str) -> Reasons:
-    """Return the tensor of registers, which files of models with none of them hold without a number in it."""
+    """Return the name of the register tensor, and why it is ignored: models without registers store it empty."""
     return {f"{body}embeddings.register_tokens": "empty, as the model has no registers"}
 
 
