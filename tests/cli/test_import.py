@@ -297,7 +297,7 @@ REFUSED = {
     "no module": (("--import", "my_nothing"), "--import my_nothing: ModuleNotFoundError: No module named 'my_nothing'"),
     "another kind of file": (("--import", "./text.txt"), "--import ./text.txt: a part is imported from a Python file"),
     "a taken name": (("--import", "wave.py"), "the module name 'wave' is taken by"),
-    "a dot": (("--import", "my.mixer.py"), 'the file name has a dot before ".py"'),
+    "a dot": (("--import", "my.mixer.py"), "cannot have a dot before '.py'; rename the file"),
     "no name": (("--import",), "--import needs a file or a dotted module"),
 }
 

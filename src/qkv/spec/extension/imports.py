@@ -91,7 +91,7 @@ def _of_file(path: Path, given: str) -> str:
         what = "there is no such file" if not path.exists() else "a part is imported from a Python file, NAME.py"
         raise UserError(f"--import {given}: {what}; give a file or a dotted module")
     if "." in path.stem:
-        raise UserError(f"--import {given}: the file name has a dot before ".py", which a module name cannot have; rename it")
+        raise UserError(f"--import {given}: a module name cannot have a dot before '.py'; rename the file")
     taken = _place(path.stem)
     if taken is not None and taken != os.path.realpath(path):
         raise UserError(f"--import {given}: the module name {path.stem!r} is taken by {taken}; rename the file")
