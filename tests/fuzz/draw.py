@@ -128,8 +128,8 @@ def _until(draw: Callable[[], S], fits: Callable[[S], bool], what: str) -> S:
 
 
 def _is(spec: Model, form: str) -> bool:
-    wanted = {"decoder": spec.causal, "prefix": spec.decodes and not spec.causal, "encoder_decoder": spec.decodes}
-    return wanted.get(form, True)
+    fits = {"decoder": spec.causal, "prefix": not spec.causal}.get(form, True)
+    return fits and (spec.decodes or form not in DECODING)  # a front end may read whole rows
 
 
 def _model(chance: random.Random, form: str) -> Model:

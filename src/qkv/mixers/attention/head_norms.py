@@ -5,16 +5,18 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from qkv.layers.context import Context
+from qkv.layers.layout import Declared, Layouts, vector
 from qkv.layers.norms import Norm, build_norm
 from qkv.spec import parts
 from qkv.spec.branches import Attention
 
 
-class EachHeadNorm(Norm):
+class EachHeadNorm(Norm, Declared):
     """Norm over the features of a head, with weights (H, Dk) of its own for each head (Command R+, Cohere 2024)."""
 
     def __init__(self, part: parts.Norm, heads: int, head_dim: int):
         super().__init__()
+        self.num_heads = heads
         self.norm = build_norm(part.unweighted, head_dim)
         alone = build_norm(part, head_dim)
         self.weight, self.bias = (self._of_heads(getattr(alone, name, None), heads) for name in ("weight", "bias"))
@@ -23,6 +25,9 @@ class EachHeadNorm(Norm):
     @staticmethod
     def _of_heads(vector: Tensor | None, heads: int) -> nn.Parameter | None:
         return None if vector is None else nn.Parameter(vector.detach().repeat(heads, 1))
+
+    def layouts(self) -> Layouts:
+        return {name: vector("heads", self.num_heads, 1) for name in ("weight", "bias")}
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         out = self.norm(x, context)
