@@ -246,6 +246,8 @@ GROUPS: dict[str, tuple[Branch, ...]] = {
 PRODUCTS: tuple[Branch, ...] = (
     *(parts[0] for parts in GATED_SAMPLES.values()),
     *(MIXING_SAMPLES[kind][0] for kind in ("gmlp", "monet")),
+    MATRIX_SAMPLES["mamba"][0],
+    GatedConvolution(),
 )
 """Products of several factors of their input, which grow beyond bounds unless each vector is normed."""
 
@@ -262,7 +264,7 @@ EVERYTHING: tuple[Branch, ...] = (
     *(parts[0] for parts in (*RELATIVE_SAMPLES.values(), *SPARSE_SAMPLES.values(), *RETRIEVAL_SAMPLES.values())),
     *(MIXING_SAMPLES[kind][0] for kind in ("random_mixing", "spatial_shift")),
     *PRODUCTS,
-    *(parts[0] for kind, parts in MATRIX_SAMPLES.items() if kind != "linear_attention"),
+    *(parts[0] for kind, parts in MATRIX_SAMPLES.items() if kind not in ("linear_attention", "mamba")),
     GatedFeedForward(hidden=24),
     *(parts[0] for parts in CONTINUOUS_SAMPLES.values()),
 )
