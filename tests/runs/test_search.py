@@ -181,5 +181,5 @@ def test_what_cannot_be_searched(run: Run, texts: Path) -> None:
         qkv.search(run, texts, WORDS[0])
     with pytest.raises(UserError, match="there is no file"):
         qkv.search(run, texts.with_name("none.txt"), WORDS[0])
-    with pytest.raises(UserError, match="should be at least 1"):
+    with pytest.raises(UserError, match="must be at least 1"):
         qkv.search(run, texts, WORDS[0], top=0)

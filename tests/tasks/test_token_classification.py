@@ -195,10 +195,13 @@ def test_tags_that_mark_no_entities_are_measured_word_by_word() -> None:
 def test_a_text_is_cut_at_white_space() -> None:
     task, dataset = opened()
     model = model_of(dataset)
-    texts = task.predict(model, dataset.vocabulary, dataset.recipe, [{"words": " the red \n cat"}])
-    lists = task.predict(model, dataset.vocabulary, dataset.recipe, [{"words": ["the", "red", "cat"]}])
-    assert texts == lists
-    assert texts[0]["words"] == ["the", "red", "cat"]
+    text = " the red \n cat"
+    (found,) = task.predict(model, dataset.vocabulary, dataset.recipe, [{"words": text}])
+    (listed,) = task.predict(model, dataset.vocabulary, dataset.recipe, [{"words": ["the", "red", "cat"]}])
+    assert (found["words"], found["tags"]) == (listed["words"], listed["tags"])
+    assert [entity["type"] for entity in found["entities"]] == [entity["type"] for entity in listed["entities"]]
+    assert all(text[entity["start"] : entity["end"]] == entity["text"] for entity in found["entities"])
+    assert found["words"] == ["the", "red", "cat"]
 
 
 @pytest.mark.parametrize(

@@ -103,9 +103,9 @@ def _by_tokenizer(tokenizer: Tokenizer, cut: Truncation) -> Reader:
 def text_reader(vocabulary: Vocabulary, cut: Truncation) -> TextReader:
     """Return the encoder of a text that is not split into words.
 
-    A tokenizer encodes the whole text, and its own words are those of the sentence: pieces before BPE or WordPiece,
-    which separate punctuation in most vocabularies, cut at white space. Without a tokenizer, white space separates
-    words.
+    A tokenizer encodes the whole text, with single spaces between words as in training. Its own words are those of the
+    sentence: pieces before BPE or WordPiece, which separate punctuation in most vocabularies, cut at white space.
+    Without a tokenizer, white space separates words.
     """
     if vocabulary.processors.get(WORDS) is None:
         return _text_by_tokenizer(vocabulary.tokenizer, cut)
@@ -122,14 +122,28 @@ def _text_by_tokenizer(tokenizer: Tokenizer, cut: Truncation) -> TextReader:
     frame = tokenizer.frame
 
     def read_text(text: str) -> tuple[Sentence, list[Span]]:
-        ids, offsets, words = tokenizer.encode_words(text)
-        heads, spans = _words_of_tokens(text, offsets, words)
+        parts = [match.span() for match in _WORD.finditer(text)]
+        spaced = " ".join(text[begin:end] for begin, end in parts)
+        ids, offsets, words = tokenizer.encode_words(spaced)
+        heads, spans = _words_of_tokens(spaced, offsets, words)
         kept = cut(ids, ROLE).tolist()
         found = cut.framed(frame.around(kept))
         places = [found.begins[0] + head for head in heads if head < len(kept)]
-        return Sentence(np.array(found.ids, np.int64), np.array(found.types, np.int64), places), spans
+        sentence = Sentence(np.array(found.ids, np.int64), np.array(found.types, np.int64), places)
+        return sentence, _moved(spans, parts)
 
     return read_text
+
+
+def _moved(spans: Sequence[Span], parts: Sequence[Span]) -> list[Span]:
+    """Convert ``spans`` in the text of the ``parts`` joined by single spaces to offsets in the text of the parts."""
+    begins = np.cumsum([0, *(end - begin + 1 for begin, end in parts)])
+    found = list[Span]()
+    for begin, end in spans:
+        part = int(np.searchsorted(begins, begin, side="right")) - 1
+        shift = parts[part][0] - int(begins[part])
+        found.append((begin + shift, end + shift))
+    return found
 
 
 def _words_of_tokens(text: str, offsets: Sequence[Span], words: Sequence[int | None]) -> tuple[list[int], list[Span]]:
