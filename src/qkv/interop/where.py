@@ -84,7 +84,9 @@ def everywhere(name: str) -> list[tuple[str, Place]]:
 
 
 class _Sketch(Config):
-    """Config of an example model with a value for every key: sizes of 64, two heads or classes, ``count`` layers."""
+    """Config of an example model with a value for every key: the family's ``typical`` ones; else sizes of 64, two
+    heads, groups of heads or classes; ``count`` layers.
+    """
 
     def __init__(self, family: Family, architecture: str, count: int):
         typical = {**family.typical, **family.architectures[architecture].typical}
@@ -95,10 +97,13 @@ class _Sketch(Config):
         return self.count
 
     def size(self, key: str, default: int | None = None) -> int:
-        return 2 if key.startswith(("num", "n_")) and key.endswith(("heads", "head", "labels")) else 64
+        if self.says(key):
+            return self.integer(key)
+        return 2 if key.startswith(("num", "n_")) and key.endswith(("heads", "head", "groups", "labels")) else 64
 
     def integer(self, key: str, default: int | None = None) -> int:
-        return 64 if default is None else default
+        example = 64 if default is None else default
+        return super().integer(key, example) if self.says(key) else example
 
 
 def sketch(family: Family, architecture: str, layers: int) -> Transformer:

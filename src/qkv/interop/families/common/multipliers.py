@@ -24,11 +24,11 @@ def temperature_of(config: Config, key: str) -> float:
 
 
 def _temperature(scale: float, head_dim: int) -> float:
-    return 1 / (scale * head_dim**0.5)
+    return head_dim**-0.5 / scale  # exactly 1 for Dk^-0.5, which published classes write for a missing key
 
 
 def attention_multiplier(attention: Attention, width: int) -> float:
     """Return the scale 1 / (τ √Dk) of an attention, as a number of few digits that gives the same temperature."""
     head_dim = attention.dims(width)[0]
-    scale = 1 / (attention.temperature * head_dim**0.5)
+    scale = head_dim**-0.5 / attention.temperature
     return shortest(scale, lambda number: _temperature(number, head_dim) == attention.temperature)

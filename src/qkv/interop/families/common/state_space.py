@@ -18,7 +18,9 @@ INFINITY = {"__float__": "Infinity"}
 
 @dataclass(frozen=True)
 class StateSpaceKeys:
-    """Names of a family's config keys of Mamba-2, for both directions. ``eps``: of the norm of the outputs."""
+    """Names of a family's config keys of Mamba-2, for both directions. ``expansion``: None if the family has only the
+    number and the features of heads; ``eps``: of the norm of the outputs.
+    """
 
     num_heads: str = "mamba_n_heads"
     head_dim: str = "mamba_d_head"
@@ -27,7 +29,7 @@ class StateSpaceKeys:
     kernel_size: str = "mamba_d_conv"
     bias: str = "mamba_proj_bias"
     convolution_bias: str = "mamba_conv_bias"
-    expansion: str = "mamba_expand"
+    expansion: str | None = "mamba_expand"
     activation: str = "hidden_act"
     eps: str = "rms_norm_eps"
 
@@ -48,11 +50,20 @@ class StateSpaceKeys:
         )
 
     def _head_dim(self, config: Config, width: int, heads: int) -> int:
-        """Return the features of a head; "auto": those that ``expansion`` gives."""
-        if config.values.get(self.head_dim, config.defaults.get(self.head_dim)) == "auto":
-            config.has(self.head_dim)
-            return int(config.number(self.expansion, 2) * width) // heads
-        return config.size(self.head_dim)
+        """Return the features of a head; "auto": those that ``expansion`` gives. Raises ``UserError`` if the two
+        disagree, as the published classes do.
+        """
+        if self.expansion is None:
+            return config.size(self.head_dim)
+        expanded = int(config.number(self.expansion, 2) * width)
+        automatic = config.values.get(self.head_dim, config.defaults.get(self.head_dim)) == "auto"
+        head_dim = expanded // heads if config.has(self.head_dim) and automatic else config.size(self.head_dim)
+        if heads * head_dim != expanded:
+            raise UserError(
+                f"{config.source}: {self.num_heads} is {heads} and {self.head_dim} {head_dim}, but their product "
+                f"should be {expanded}, {self.expansion} times hidden_size"
+            )
+        return head_dim
 
     def write(self, part: Mamba2, width: int) -> dict[str, Any]:
         """Return the config keys of a spec, the inverse of ``read``."""
@@ -65,7 +76,7 @@ class StateSpaceKeys:
             self.kernel_size: part.kernel_size,
             self.bias: part.bias,
             self.convolution_bias: part.convolution_bias,
-            **({self.expansion: inner // width} if inner % width == 0 else {}),
+            **({self.expansion: inner // width} if self.expansion else {}),
         }
 
 

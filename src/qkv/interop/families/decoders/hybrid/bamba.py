@@ -192,6 +192,9 @@ IGNORED_CONFIG: Reasons = {
     **dict.fromkeys(("output_router_logits", "num_logits_to_keep"), "format of a call's outputs"),
     "mamba_chunk_size": "execution setting",
 }
+_UNPLACED: Reasons = dict.fromkeys(
+    ("rope_parameters", "rope_scaling", "rope_theta", FRACTION), 'read only with position_embedding_type "rope"'
+)
 
 BAMBA = Family(
     name="Bamba",
@@ -203,7 +206,10 @@ BAMBA = Family(
     names=BAMBA_NAMES,
     prefix="model.",
     ignored=gated.IGNORED,
-    ignored_config=IGNORED_CONFIG,
+    ignored_config={
+        **IGNORED_CONFIG,
+        **dict.fromkeys(("layer_types", "layers_block_type"), "given by attn_layer_indices"),
+    },
     defaults={
         **_DEFAULTS,
         "vocab_size": 128000,
@@ -223,7 +229,7 @@ GRANITE_HYBRID = Family(
     names=GRANITE_NAMES,
     prefix="model.",
     ignored=gated.IGNORED,
-    ignored_config=IGNORED_CONFIG,
+    ignored_config={**IGNORED_CONFIG, **_UNPLACED},
     synonyms={"layers_block_type": "layer_types"},
     defaults={
         **_DEFAULTS,
@@ -232,6 +238,7 @@ GRANITE_HYBRID = Family(
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
         "shared_intermediate_size": 1024,
+        "rms_norm_eps": 1e-6,
     },
 )
 

@@ -32,9 +32,9 @@ KEYS = StateSpaceKeys(
     "conv_kernel",
     "use_bias",
     "use_conv_bias",
-    "expand",
-    "mamba_hidden_act",
-    "layer_norm_epsilon",
+    expansion=None,
+    activation="mamba_hidden_act",
+    eps="layer_norm_epsilon",
 )
 KINDS = {
     "mamba2": "linear_attention",
@@ -197,6 +197,7 @@ NAMES = (
     NameRule(f"{_OURS}balance.bias", f"{_MIXER}gate.e_score_correction_bias"),
 )
 
+_FURTHER = "prediction of further tokens, which training and speculative decoding use"
 NEMOTRON_H = Family(
     name="Nemotron-H",
     base="Llama",
@@ -206,7 +207,7 @@ NEMOTRON_H = Family(
     config=config,
     names=NAMES,
     prefix="backbone.",
-    ignored={"mtp.*": "prediction of further tokens, which training and speculative decoding use"},
+    ignored={"mtp.*": _FURTHER},
     ignored_config={
         **HEAD_KEYS,
         **dict.fromkeys(("time_step_max", "time_step_floor", "rescale_prenorm_residual"), "first weights"),
@@ -215,9 +216,19 @@ NEMOTRON_H = Family(
         ),
         **dict.fromkeys(("num_logits_to_keep", "output_router_logits"), "format of a call's outputs"),
         **dict.fromkeys(
-            ("time_step_limit", "sliding_window", "attention_bias", "mamba_proj_bias", "n_shared_experts"),
+            (
+                "time_step_limit",
+                "sliding_window",
+                "attention_bias",
+                "mamba_proj_bias",
+                "n_shared_experts",
+                "moe_shared_expert_overlap",
+                "hidden_dropout",
+                "expand",
+            ),
             "not read by the published code of this family",
         ),
+        **dict.fromkeys(("num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"), _FURTHER),
         "num_hidden_layers": "given by the list of layers",
     },
     synonyms={
@@ -227,7 +238,11 @@ NEMOTRON_H = Family(
         "mamba_d_conv": "conv_kernel",
         "mamba_expand": "expand",
         "mamba_dt_min": "time_step_min",
+        "mamba_dt_max": "time_step_max",
+        "mamba_dt_limit": "time_step_limit",
+        "mamba_dt_init_floor": "time_step_floor",
         "mamba_conv_bias": "use_conv_bias",
+        "mamba_chunk_size": "chunk_size",
     },
     older={"model.": "backbone."},
     defaults={

@@ -43,7 +43,7 @@ def spec(config: Config, head: Head) -> Model:
     )
     layers = [attention] * config.layers("num_hidden_layers")
     model = gated.model_of(config, head, layers, mlp_bias=True, norm=norm, part=FeedForward)
-    return gated.with_blocks(model, dropout=config.number("hidden_dropout", 0.0))
+    return gated.with_blocks(model, dropout=config.number("hidden_dropout"))
 
 
 def config(spec: Model) -> dict[str, Any] | None:
@@ -83,6 +83,7 @@ PERSIMMON = Family(
         "num_attention_heads": 64,
         "hidden_act": "relu2",
         "max_position_embeddings": 16384,
+        "hidden_dropout": 0.0,
     },
 )
 

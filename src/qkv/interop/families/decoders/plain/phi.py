@@ -218,6 +218,7 @@ CODEGEN = replace(
     model_types=("codegen",),
     architectures={"CodeGenForCausalLM": _WORDS},
     spec=spec_of_codegen,
+    typical={"n_head": 16},
     names=(NameRule(f"{_BLOCK}0.body.qkv.*", f"{_J_ATTENTION}qkv_proj.*", _shards), *GPTJ.names),
     ignored={**GPTJ.ignored, f"{_HEAD}attn.causal_mask": "a constant mask table"},
     ignored_config={**GPTJ.ignored_config, "n_ctx": "not read by the published code"},
