@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.house.source import PACKAGE, Source, dotted_name, package
+from tests.house.source import PACKAGE, Source, dotted_name, on_every, package
 
 BELOW_MODELS = ("system", "spec", "ops", "state", "layers", "mixers", "frontends")
 BELOW_TASKS = (*BELOW_MODELS, "models", "tokenizers", "data")
@@ -95,7 +95,7 @@ def test_every_room_is_in_the_table() -> None:
     assert rooms <= ALLOWED.keys()
 
 
-@pytest.mark.parametrize("source", package(), ids=lambda s: s.name)
+@on_every(package())
 def test_imports_go_one_way(source: Source) -> None:
     room = room_of_file(source.path)
     wrong = wrong_imports(room, source.tree)
@@ -124,7 +124,7 @@ def test_a_wrong_import_is_seen(room: str, line: str) -> None:
     assert wrong_imports(room, ast.parse(line))
 
 
-@pytest.mark.parametrize("source", [s for s in package() if s.path.name == "__init__.py"], ids=lambda s: s.name)
+@on_every([s for s in package() if s.path.name == "__init__.py"])
 def test_rooms_have_an_empty_init(source: Source) -> None:
     public = source.path.parent == PACKAGE
     assert public or not source.text.strip(), f"{source.name} must stay empty, so that importing a room costs nothing"

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from tests.house.source import Source, dotted_name, package
+from tests.house.source import Source, dotted_name, on_every, package
 
 from qkv.spec.base import Part
 from qkv.spec.register import implementations
@@ -116,7 +116,7 @@ SOURCES = [
 ]
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.name)
+@on_every(SOURCES)
 def test_no_check_of_a_class_decides_what_a_part_is(source: Source) -> None:
     name = source.name.removeprefix("src/qkv/")
     if not name.startswith(FOLDERS):

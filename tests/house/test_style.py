@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.house.source import ROOT, Function, Source, package, suite
+from tests.house.source import ROOT, Function, Source, on_every, package, suite
 
 MOST_LINES_OF_A_FUNCTION = 40
 MEDIAN_LINES_OF_A_FUNCTION = 12
@@ -80,7 +80,7 @@ def described_methods() -> frozenset[str]:
     return frozenset(names)
 
 
-@pytest.mark.parametrize("source", package(), ids=lambda s: s.name)
+@on_every(package())
 def test_what_is_public_is_described(source: Source) -> None:
     if source.path.name == "__init__.py" and not source.text.strip():
         assert not source.tree.body
@@ -93,7 +93,7 @@ def test_what_is_public_is_described(source: Source) -> None:
     assert not missing, f"{source.name}: no docstring at {', '.join(missing)}"
 
 
-@pytest.mark.parametrize("source", [*package(), *suite()], ids=lambda s: s.name)
+@on_every([*package(), *suite()])
 def test_functions_are_short(source: Source) -> None:
     long = [f"{f.name} ({size(f)})" for f in source.functions if size(f) > MOST_LINES_OF_A_FUNCTION]
     assert not long, f"{source.name}: too long: {', '.join(long)}"
@@ -104,7 +104,7 @@ def test_the_median_function_is_short() -> None:
     assert statistics.median(sizes) < MEDIAN_LINES_OF_A_FUNCTION
 
 
-@pytest.mark.parametrize("source", package(), ids=lambda s: s.name)
+@on_every(package())
 def test_few_parameters(source: Source) -> None:
     in_cli = "/cli/" in source.name  # a command's options are its parameters
     many = [f.name for f in source.functions if not in_cli and parameters(f) > MOST_PARAMETERS]
@@ -123,7 +123,7 @@ def test_no_file_holds(why: str) -> None:
     assert not found, f"{why}: {', '.join(found)}"
 
 
-@pytest.mark.parametrize("source", package(), ids=lambda s: s.name)
+@on_every(package())
 def test_nothing_rounds_float64_in_passing(source: Source) -> None:
     """``x.float()`` narrows float64: ``qkv.ops.at_least_single`` does not."""
     calls = [
@@ -133,7 +133,7 @@ def test_nothing_rounds_float64_in_passing(source: Source) -> None:
     assert not found, f"{source.name}: .float() in line {', '.join(found)}"
 
 
-@pytest.mark.parametrize("source", [*package(), *suite()], ids=lambda s: s.name)
+@on_every([*package(), *suite()])
 def test_no_banner_comments(source: Source) -> None:
     assert not BANNER.search(source.text)
 

@@ -6,7 +6,7 @@ import ast
 from functools import cache
 
 import pytest
-from tests.house.source import Function, Source, dotted_name, suite
+from tests.house.source import Function, Source, dotted_name, on_every, suite
 
 CHECKS = ("pytest.raises", "pytest.warns", "pytest.fail", "raises")
 """Calls that fail a test by themselves; so does every name whose last part begins with ``assert``."""
@@ -59,13 +59,13 @@ def is_dropped(node: ast.AST) -> bool:
     )
 
 
-@pytest.mark.parametrize("source", suite(), ids=lambda s: s.name)
+@on_every(suite())
 def test_every_test_can_fail(source: Source) -> None:
     idle = [f.name for f in source.functions if f.name.startswith("test_") and not can_fail(f, helpers())]
     assert not idle, f"{source.name}: these assert nothing: {', '.join(idle)}"
 
 
-@pytest.mark.parametrize("source", suite(), ids=lambda s: s.name)
+@on_every(suite())
 def test_no_comparison_is_dropped(source: Source) -> None:
     lines = [str(node.lineno) for node in ast.walk(source.tree) if isinstance(node, ast.Expr) and is_dropped(node)]
     assert not lines, f"{source.name}: the answer is never read in line {', '.join(lines)}"

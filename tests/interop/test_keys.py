@@ -28,7 +28,7 @@ from qkv.spec.model import Model
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 FIRST_CASES = {case.config.model_type: case for case in reversed(every_case())}
-EXAMPLES = 8
+EXAMPLES = 4
 ALWAYS = ({"partial_rotary_factor": 0.5}, {"slow_but_exact": True, "pretraining_tp": 2})
 """Tried with every family that knows the keys."""
 TYPES = [(family, kind) for family in families() for kind in family.model_types]
