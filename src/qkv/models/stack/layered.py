@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, noop_context_fn
+from torch.utils.checkpoint import checkpoint
 
 from qkv.layers.branch import Branch
 from qkv.layers.context import Context, Memory
@@ -140,6 +140,7 @@ class Layered(Declared):
 
     def _through(self, block: nn.Module, x: Tensor, context: Context, state: Any) -> tuple[Tensor, Any]:
         if self.recompute and context.tap is None and state is None and torch.is_grad_enabled():
-            contexts = noop_context_fn if torch.compiler.is_compiling() else _contexts
-            return checkpoint(block, x, context, use_reentrant=False, context_fn=contexts)  # type: ignore[no-any-return]
+            if torch.compiler.is_compiling():  # a compiled function has no context functions
+                return checkpoint(block, x, context, use_reentrant=False)  # type: ignore[no-any-return]
+            return checkpoint(block, x, context, use_reentrant=False, context_fn=_contexts)  # type: ignore[no-any-return]
         return block(x, context, state)  # type: ignore[no-any-return]
