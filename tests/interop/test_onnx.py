@@ -203,7 +203,7 @@ def deal(stacks: int, size: int = 4) -> list[list[Branch]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(4))
 def test_random_stacks_of_parts_that_have_a_form(number: int, tmp_path: Path) -> None:
     check(model(*deal(8)[number]), tmp_path)
 
