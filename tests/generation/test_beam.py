@@ -178,8 +178,12 @@ def without_state(
     generation: Generation,
     ends: Callable[[list[int]], bool],
     limit: int | None = None,
+    forced: int = 0,
 ) -> list[Hypothesis]:
-    """The search again, in its simplest form: every beam's whole text, or what of it is seen, is read at each step."""
+    """The search again, in its simplest form: every beam's whole text, or what of it is seen, is read at each step.
+
+    ``forced``: tokens of the prompt that count in lengths.
+    """
     width, penalty = generation.num_beams, generation.length_penalty
     beams: list[tuple[float, list[int]]] = [(0.0, [])]
     finished: list[Hypothesis] = []
@@ -191,11 +195,12 @@ def without_state(
             grown += [(total + float(value), [*new, token]) for token, value in enumerate(logits)]
         grown.sort(key=lambda pair: -pair[0])
         ended = [(total, new) for total, new in grown[:width] if ends(new) or n == generation.max_new_tokens]
-        finished += [Hypothesis(new, total / n**penalty, total) for total, new in ended]
+        finished += [Hypothesis(new, total / (n + forced) ** penalty, total) for total, new in ended]
         finished = sorted(finished, key=lambda h: -h.score)[:width]
         beams = [(total, new) for total, new in grown[: 2 * width] if not ends(new)][:width]
         if not beams or (
-            len(finished) == width and (generation.early_stopping or beams[0][0] / n**penalty <= finished[-1].score)
+            len(finished) == width
+            and (generation.early_stopping or beams[0][0] / (n + forced) ** penalty <= finished[-1].score)
         ):
             break
     return finished[: generation.num_return]
@@ -433,5 +438,6 @@ def test_an_encoder_decoder_is_searched_with_the_memory_of_its_source(layers: st
         def alone(text: torch.Tensor, memory: Any = memory) -> Any:
             return m(text, memory=memory)
 
-        assert_same(got, without_state(alone, prompt, generation, lambda new: new[-1] == end, limit))
+        forced = len(prompt) - 1  # what the decoder begins with, but for its start token
+        assert_same(got, without_state(alone, prompt, generation, lambda new: new[-1] == end, limit, forced))
     assert len({tuple(row[0].tokens) for row in found}) == 3

@@ -89,7 +89,7 @@ def test_an_axis_of_heads_is_the_last_one_cut(before: tuple[int, ...]) -> None:
 @given(heads=st.integers(1, 3), groups=st.integers(1, 2))
 def test_scores_of_interleaved_rope_are_those_of_halves(rotated: int | None, heads: int, groups: int) -> None:
     """Turning neighbours of the published features gives the scores of turning halves of the converted ones."""
-    head, width, positions = 8, 5, torch.arange(3.0)
+    head, width, positions = 8, 5, torch.arange(3.0, dtype=torch.float64)
     way = interleaved_rope(rotated)
     sizes, counts = (heads * groups * head, groups * head, groups * head), (heads * groups, groups, groups)
     theirs = [torch.randn(size, width, dtype=torch.float64) for size in sizes]
