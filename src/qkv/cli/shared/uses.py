@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 
 def commands_of(folder: Path, found: PublishedModel) -> list[str]:
-    """List the commands that use a published model: those of its head, embedding, search, reranking, fine-tuning and
-    the server.
-    """
+    """List the commands that use a published model: those of its head, embedding, search, reranking and fine-tuning."""
     from qkv.runs.inference.rerank import scorer_kind
     from qkv.runs.inference.zero_shot import inference_classes
     from qkv.runs.storage.load import run_of
@@ -37,7 +35,6 @@ def commands_of(folder: Path, found: PublishedModel) -> list[str]:
         kind = scorer_kind(run, None)
         if kind in ("cross-encoder", "language model"):
             told.append(f'qkv rerank {name} "QUERY" "DOCUMENT" "DOCUMENT"')
-        told.append(f"qkv serve {name}")
     if found.tokenizer is None:
         return told
     told += [f'qkv embed {name} "…"', f'qkv search {name} FILE "…"']
