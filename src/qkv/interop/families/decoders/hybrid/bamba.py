@@ -62,12 +62,14 @@ def spec_of_granite(config: Config, head: Head) -> Model:
     model = gated.model_of(config, head, mixers_of(config, attention, kinds))
     text = model.frontend.changed(multiplier=factor_of(config, "embedding_multiplier"))
     residual = Add(factor=factor_of(config, "residual_multiplier"))
-    think = _thinking(config, model.blocks[0].branches[1])
-    blocks = tuple(block.changed(branches=(block.branches[0], think), residual=residual) for block in model.blocks)
+    feed_forward = _feed_forward(config, model.blocks[0].branches[1])
+    blocks = tuple(
+        block.changed(branches=(block.branches[0], feed_forward), residual=residual) for block in model.blocks
+    )
     return model.changed(frontend=text, blocks=blocks)
 
 
-def _thinking(config: Config, single: Branch) -> Branch:
+def _feed_forward(config: Config, single: Branch) -> Branch:
     """Return the experts of the hybrid Granite, or without any the network that every position reads."""
     assert isinstance(single, GatedFeedForward)
     shared, experts = config.size("shared_intermediate_size"), config.integer("num_local_experts")

@@ -8,7 +8,7 @@ from typing import Any
 
 from qkv.interop.families.common.activations import INWARD, OUTWARD
 from qkv.interop.families.common.heads import HEAD_KEYS, language_model
-from qkv.interop.families.common.hybrid import of_kinds
+from qkv.interop.families.common.hybrid import OLDER, of_kinds
 from qkv.interop.families.common.state_space import StateSpaceKeys, mamba2_names
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import QKV
@@ -45,7 +45,6 @@ KINDS = {
 """Kinds of branches -> kinds of layers in configs."""
 LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 """Letters of ``hybrid_override_pattern`` -> kinds of layers."""
-OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def spec(config: Config, head: Head) -> Model:
