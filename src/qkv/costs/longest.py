@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
+
 from qkv.models.transformer import Transformer
 
 _FAR = 1 << 40
@@ -17,10 +20,10 @@ def longest(model: Transformer, memory: int) -> int | None:
     room = memory - sum(p.numel() * p.element_size() for p in model.parameters())
     limit = model.spec.position_limit
     most = _FAR if limit is None else limit
-    if model.state_bytes(most) <= room:
-        return limit
-    low, high = 0, most  # bisection: ``low`` fits or is 0, ``high`` does not fit
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if model.state_bytes(middle) <= room else (low, middle)
-    return low
+    found = longest_state(model.state_bytes, room, most)
+    return limit if found == most else found
+
+
+def longest_state(state_bytes: Callable[[int], int], room: float, most: int) -> int:
+    """Return the largest number of positions, at most ``most``, whose state fits ``room`` bytes; 0 if none does."""
+    return bisect_right(range(1, most + 1), room, key=state_bytes)

@@ -7,10 +7,10 @@ longest     largest N ≤ context length with weights + state(N) within three qu
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import NamedTuple
 
 from qkv.costs.cost import Cost
+from qkv.costs.longest import longest_state
 from qkv.costs.measuring.machine import Machine, usable_memory
 from qkv.report.figures import short, size
 
@@ -58,7 +58,7 @@ def _fit(counted: Cost, precision: str, machine: Machine | None, memory: int | N
     read = counted.step_bytes(1) - counted.state_bytes(1)
     step = read * weights / (_FLOAT * counted.parameters) + counted.state_bytes(min(_SHORT, context))
     room = None if memory is None else _SHARE * memory - weights
-    longest = context if room is None else bisect_right(range(1, context + 1), room, key=counted.state_bytes)
+    longest = context if room is None else longest_state(counted.state_bytes, room, context)
     return PrecisionFit(precision, weights, machine.bandwidth / step if machine else None, longest)
 
 
