@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from qkv.runs.inference.rerank import Scorer, check_texts, ranked, scorer_of
+from qkv.runs.inference.rerank import check_texts, ranked, scorer_of
 from qkv.serving.engine.model import ServedModel
 from qkv.serving.engine.service import Service
 from qkv.serving.errors import ApiError
@@ -50,28 +51,30 @@ async def rerankings(http: HttpRequest, service: Service) -> Response:
     if not model.reranks:
         raise ApiError(f"the model {model.name!r} cannot score documents", param="model", code="no_scores")
     check_texts(body.query, body.documents, body.top_n)
-    score = scorer_of(model.run, model.embedding, body.instruction)
-    scores = await unless_dropped(http, _scores(model, score, body))
+    scores, tokens = await unless_dropped(http, _scores(model, body))
     found = ranked(body.documents, scores, body.top_n)
     results = [{"index": each.index, "relevance_score": each.score} for each in found]
     if body.return_documents:
         results = [{**one, "document": {"text": each.document}} for one, each in zip(results, found, strict=True)]
-    tokens = _tokens(model, body)
     service.metrics.count_read(model.name, tokens)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return JSONResponse({"object": "list", "model": model.name, "results": results, "usage": usage})
 
 
-async def _scores(model: ServedModel, score: Scorer, body: RerankBody) -> list[float]:
-    """Score the documents in batches of ``AT_ONCE``, so that other requests are answered in between."""
-    scores = list[float]()
+async def _scores(model: ServedModel, body: RerankBody) -> tuple[list[float], int]:
+    """Return (scores of the documents, number of tokens), computed in the model's thread in batches of ``AT_ONCE``, so
+    that other requests are answered in between.
+    """
+    score = await model.worker.call(lambda: scorer_of(model.run, model.embedding, body.instruction))
+    scores, tokens = list[float](), 0
     for begin in range(0, len(body.documents), AT_ONCE):
         some = body.documents[begin : begin + AT_ONCE]
         scores += await model.worker.call(lambda some=some: score(body.query, some))
-    return scores
+        tokens += await model.worker.call(lambda some=some: _tokens(model, body.query, some))
+    return scores, tokens
 
 
-def _tokens(model: ServedModel, body: RerankBody) -> int:
-    """Count the tokens of all documents, plus the tokens of the query once per document."""
-    encode = model.run.vocabulary.tokenizer.encode
-    return len(body.documents) * len(encode(body.query)) + sum(len(encode(text)) for text in body.documents)
+def _tokens(model: ServedModel, query: str, documents: Sequence[str]) -> int:
+    """Count the tokens of the documents, and those of the query once for each document."""
+    lengths = model.run.vocabulary.tokenizer.encode_many([query, *documents])[1]
+    return len(documents) * int(lengths[0]) + int(lengths[1:].sum())
