@@ -35,8 +35,6 @@ _SHOWN = 60
 _OPTIONS = 10
 """Maximum number of class probabilities shown for one input."""
 _ENDINGS = ("csv", "tsv", "jsonl")
-HYPOTHESIS = "This example is {}."
-"""Default of --hypothesis, as in ``qkv.runs.inference.zero_shot``, which imports torch."""
 
 Answer = dict[str, Any]
 
@@ -67,7 +65,11 @@ _Label = Annotated[
     typer.Option("--label", metavar="LABEL", help="Choose among these labels by entailment (zero-shot); repeatable."),
 ]
 _Hypothesis = Annotated[
-    str, typer.Option(metavar="TEXT", help="--label: sentence that the text may entail, with {} for the label.")
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help='--label: sentence that the text may entail, with {} for the label; default: "This example is {}."',
+    ),
 ]
 _MultiLabel = Annotated[bool, typer.Option("--multi-label", help="--label: score each label independently.")]
 _Why = Annotated[bool, typer.Option("--why", help="Also print how the answer changes when each word is left out.")]
@@ -86,7 +88,7 @@ def predict_command(
     column: _Column = None,
     out: _Out = None,
     label: _Label = None,
-    hypothesis: _Hypothesis = HYPOTHESIS,
+    hypothesis: _Hypothesis = None,
     multi_label: _MultiLabel = False,
     why: _Why = False,
     report: _Report = None,
@@ -128,7 +130,7 @@ def _tell(rows: Sequence[dict[str, Any]], answers: Sequence[Answer], as_json: bo
         typer.echo(json.dumps({**row, **answer}, ensure_ascii=False))
 
 
-def _zero_shot(labels: list[str] | None, hypothesis: str, multi_label: bool, why: bool) -> dict[str, Any]:
+def _zero_shot(labels: list[str] | None, hypothesis: str | None, multi_label: bool, why: bool) -> dict[str, Any]:
     """Return the arguments of ``ZeroShot`` for zero-shot classification with --label; {} without this option.
 
     Raises ``UserError`` for options that need --label, and if --why is combined with it.
@@ -136,8 +138,9 @@ def _zero_shot(labels: list[str] | None, hypothesis: str, multi_label: bool, why
     if labels:
         if why:
             raise UserError("--why explains only labels that the model was trained on; leave --label out")
-        return {"labels": tuple(labels), "hypothesis": hypothesis, "multi_label": multi_label}
-    if multi_label or hypothesis != HYPOTHESIS:
+        sentence = {} if hypothesis is None else {"hypothesis": hypothesis}
+        return {"labels": tuple(labels), "multi_label": multi_label, **sentence}
+    if multi_label or hypothesis is not None:
         raise UserError(f"--{'multi-label' if multi_label else 'hypothesis'} needs --label")
     return {}
 
