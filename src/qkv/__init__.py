@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from qkv.runs.run import Run as Run
     from qkv.runs.storage.save import save as save
     from qkv.spec.errors import SpecError as SpecError
-    from qkv.spec.errors import UserError as UserError
     from qkv.spec.files.overrides import override as override
     from qkv.spec.files.yaml_io import read_model as read_model
     from qkv.spec.files.yaml_io import read_recipe as read_recipe
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from qkv.spec.model import Model as Model
     from qkv.spec.recipe import Recipe as Recipe
     from qkv.spec.training import Training as Training
+    from qkv.system.errors import UserError as UserError
     from qkv.training.compare import compare_runs as compare_runs
 
 # Torch reads this at its first allocation: tensors of 2 MB and more then request huge pages, if the system allows.
@@ -65,7 +65,7 @@ _HOMES = {
     "Signal": "qkv.layers.signal",
     "SpecError": "qkv.spec.errors",
     "Training": "qkv.spec.training",
-    "UserError": "qkv.spec.errors",
+    "UserError": "qkv.system.errors",
     "ask": "qkv.api.functions",
     "build": "qkv.models.build",
     "compare": "qkv.api.functions",

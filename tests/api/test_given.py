@@ -19,7 +19,7 @@ import qkv
 from qkv.choosing import automatic
 from qkv.cli.main import main
 from qkv.costs.measuring.machine import Machine, store_machine
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.system.processor import processor_name
 
 SHORT = ("training.steps=6", "training.validation.every=3", "training.checkpoints.every=3", "model.width=16")

@@ -12,8 +12,8 @@ from qkv.api.functions import ask as qkv_ask
 from qkv.generation.few_shot import FewShot, Template
 from qkv.generation.text import generate_text
 from qkv.runs.storage.load import load
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
+from qkv.system.errors import UserError
 
 EXAMPLES = "text,label\nthe quick fox,fox\nthe lazy dog,dog\nthe dog,dog\n"
 

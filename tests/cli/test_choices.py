@@ -14,8 +14,8 @@ from tests.cli.conftest import Call
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import qkv as package
-from qkv.spec.errors import UserError
 from qkv.spec.tokenizers import Characters
+from qkv.system.errors import UserError
 from qkv.tokenizers.train import characters
 
 WORDS = ["fox", "dog", "lazy dog", "quick brown fox", "jumps", "over the", "the"]

@@ -12,8 +12,8 @@ from tests.report.checks import read_page
 
 import qkv as library
 from qkv.runs.storage.load import load
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.training.compare import compare_runs, settings_that_differ
 
 SMALL: dict[str, Any] = {

@@ -13,8 +13,8 @@ import pytest
 from tests.cli.conftest import Call
 
 import qkv
-from qkv.spec.errors import UserError
 from qkv.spec.files.yaml_io import read_recipe
+from qkv.system.errors import UserError
 from qkv.tasks.series import series_baselines
 
 SHORT = ("training.steps=12", "training.minutes=null", "training.validation.every=6")

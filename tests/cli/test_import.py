@@ -18,8 +18,8 @@ import qkv as library
 from qkv.spec import register
 from qkv.spec.base import Part
 from qkv.spec.branches import Branch
-from qkv.spec.errors import UserError
 from qkv.spec.extension import imports
+from qkv.system.errors import UserError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RECIPE = """\

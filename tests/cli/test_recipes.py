@@ -14,9 +14,9 @@ from qkv.api.recipes import find_recipe, is_text
 from qkv.data.corpora.named import NAMES
 from qkv.data.records.named import TABLES
 from qkv.models.families.presets import PRESETS
-from qkv.spec.errors import UserError
 from qkv.spec.files.shipped import shipped
 from qkv.spec.files.yaml_io import read_recipe
+from qkv.system.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,7 +14,7 @@ from tests.cli.tables import write_tables
 
 from qkv.api.recipes import find_recipe
 from qkv.cli.shared import verbs
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 VERBS = {
     "reviews.csv": "classify",

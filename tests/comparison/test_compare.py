@@ -18,11 +18,11 @@ from qkv.comparison.executors import Processes
 from qkv.comparison.outcome import Outcome, Report, carry_out, read_outcome
 from qkv.comparison.plan import PlannedRun, plan_of, scaled
 from qkv.comparison.statistics import paired_p
-from qkv.spec.errors import UserError
 from qkv.spec.files.overrides import override
 from qkv.spec.recipe import Recipe
 from qkv.spec.recipes.comparison import Comparison
 from qkv.spec.training import AdamW, Muon
+from qkv.system.errors import UserError
 
 BASE = Recipe.parse(
     {

@@ -10,8 +10,8 @@ import pytest
 from qkv.comparison.executors import Processes, execute
 from qkv.comparison.outcome import Outcome, Report, read_outcome
 from qkv.comparison.plan import PlannedRun
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 
 RECIPE = Recipe.parse({"task": "sorting", "model": {"head": "tokens"}})
 WORKER = """\

@@ -12,7 +12,7 @@ import pytest
 
 from qkv.comparison.compare import executor_of
 from qkv.comparison.ray_cluster import RayCluster
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 pytestmark = pytest.mark.slow
 

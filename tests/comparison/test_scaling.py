@@ -13,9 +13,10 @@ from tests.report.checks import page_data
 from qkv.comparison.compare import compare
 from qkv.comparison.plan import plan_of
 from qkv.comparison.scaling import Scaling, extrapolated_rate, total
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.files.overrides import override
 from qkv.spec.recipes.comparison import Comparison
+from qkv.system.errors import UserError
 
 pytestmark = pytest.mark.slow
 

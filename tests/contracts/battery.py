@@ -17,8 +17,8 @@ import torch
 from tests.contracts.subjects import OneBranch, Stack, Subject, whole_model
 from torch import Tensor
 
-from qkv.spec.errors import UserError
 from qkv.state import tree
+from qkv.system.errors import UserError
 
 LENGTH = 11
 TOLERANCE = 1e-10

@@ -16,7 +16,7 @@ from tests.contracts.subjects import OneBranch
 
 from qkv.mixers.registry import branches, build_branch
 from qkv.spec.branches import Branch
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = {describe(part): part for parts in SAMPLES.values() for part in parts}

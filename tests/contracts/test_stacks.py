@@ -12,10 +12,10 @@ from tests.contracts.samples import EVERYTHING, FORMS, SAMPLES, SEGMENTED, STACK
 from tests.contracts.subjects import EncoderDecoder, PrefixDecoder, Stack, whole_model
 
 from qkv.layers.signal import Signal
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.models.segmentation import Segmentation
 from qkv.spec.parts import Norm, Positions, Residual
+from qkv.system.errors import UserError
 
 WHOLE = {**STACKS, **FORMS, **SEGMENTED}
 

@@ -22,7 +22,6 @@ from qkv.layers.linear.linear import Linear
 from qkv.models.build import build
 from qkv.models.families.presets import PRESETS, preset
 from qkv.spec.branches import Attention, Branch, FeedForward, Recurrent
-from qkv.spec.errors import UserError
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.mixers.linear_attention import LinearAttention
@@ -33,6 +32,7 @@ from qkv.spec.parts import RMSNorm, Sinusoidal
 from qkv.spec.register import implements
 from qkv.spec.training import AdamW, Muon, Optimizer, Training
 from qkv.state.tree import nbytes
+from qkv.system.errors import UserError
 from qkv.training.optim.optimisers import build_optimizer
 
 TEXT = Text(vocab_size=50, positions=Sinusoidal())

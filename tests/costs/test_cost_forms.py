@@ -15,7 +15,6 @@ from qkv.costs.counting.losses import random_batch, summed_loss
 from qkv.costs.measuring.measure import Update, check, count_flops
 from qkv.models.build import build
 from qkv.spec.branches import GRU, LSTM, Attention, Convolution, FeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.heads import ClassificationHead, Head, TokenHead
 from qkv.spec.masks import Causal, Full, Prefix
 from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
@@ -23,6 +22,7 @@ from qkv.spec.models.cross import AdditiveAttention, CrossAttention, FixedContex
 from qkv.spec.parts import Learned, Sinusoidal
 from qkv.spec.training import Training
 from qkv.state.tree import nbytes
+from qkv.system.errors import UserError
 from qkv.training.optim.optimisers import build_optimizer
 
 pytestmark = pytest.mark.slow

@@ -10,9 +10,9 @@ import torch
 from qkv.costs.cost import cost
 from qkv.models.build import build
 from qkv.models.edit.adapt import adapt
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.training import Training
+from qkv.system.errors import UserError
 from qkv.training.optim.optimisers import build_optimizer
 
 MODEL = Model.parse(

@@ -17,12 +17,12 @@ from qkv.models.build import build
 from qkv.ops.selection.choices import assuming
 from qkv.spec import branches as branch
 from qkv.spec import parts
-from qkv.spec.errors import UserError
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.position_wise import memory_layer
 from qkv.spec.training import Muon, Training
+from qkv.system.errors import UserError
 from qkv.training.optim.optimisers import build_optimizer
 
 pytestmark = pytest.mark.slow

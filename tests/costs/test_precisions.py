@@ -16,10 +16,10 @@ from qkv.costs.precisions import BITS, fits, weight_bytes
 from qkv.interop.checkpoint import published_spec
 from qkv.models.edit.quantize import quantize
 from qkv.spec.branches import Attention, FeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.models.quantization import Quantization
 from qkv.state.tree import nbytes
+from qkv.system.errors import UserError
 
 MODEL = Model(
     width=128,

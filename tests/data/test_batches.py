@@ -19,8 +19,8 @@ from qkv.data.batching.rows import random
 from qkv.data.corpora.corpus import Corpus
 from qkv.layers.signal import Signal
 from qkv.spec.data import Batching, LengthBuckets, Packed, RandomCrops, TokenBuckets
-from qkv.spec.errors import UserError
 from qkv.spec.register import PARTS, implementations
+from qkv.system.errors import UserError
 
 LAYOUTS = (RandomCrops(), Packed(separator="\n"), LengthBuckets(buckets=3))
 

@@ -12,8 +12,8 @@ import pytest
 
 from qkv.data import cache
 from qkv.data.cache import stored
-from qkv.spec.errors import UserError
 from qkv.system.cache import cache_folder
+from qkv.system.errors import UserError
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,8 @@ from qkv.data.corpora.corpus import Corpus, open_corpus
 from qkv.data.corpora.named import KNOWN, Known, PublishedFile
 from qkv.spec import tokenizers as schemes
 from qkv.spec.data import Data, LengthBuckets, Packed, RandomCrops
-from qkv.spec.errors import UserError
 from qkv.spec.register import PARTS
+from qkv.system.errors import UserError
 from qkv.tokenizers.coders import SpaceBorders
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from qkv.data.batching.examples import ExampleRows, filled, in_order
 from qkv.spec import data as spec
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 sizes_of = st.lists(st.integers(1, 40), min_size=1, max_size=60).map(lambda sizes: np.array(sizes, np.int64))
 BATCHINGS: dict[str, spec.Batching] = {

@@ -27,10 +27,10 @@ from qkv.data.corpora.text import TextSource
 from qkv.data.processors.images import ImageProcessor
 from qkv.data.reading import identity_of, kept, latest, one_reading, read_once, release
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError
 from qkv.spec.files.yaml_io import write_spec
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.images import Images
+from qkv.system.errors import UserError
 from qkv.system.processor import processor_name
 from qkv.training.loop import train
 from qkv.training.watch.events import Event

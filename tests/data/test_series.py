@@ -14,8 +14,8 @@ from qkv.data.series.read import Panel, ahead, read_panel
 from qkv.data.series.seasons import autocorrelation, guess_period
 from qkv.data.series.windows import Cutter, borders, fitted, scaled
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError
 from qkv.spec.signals.series import Series
+from qkv.system.errors import UserError
 
 
 def panel_of(folder: Path, text: str, **fields: Any) -> Panel:

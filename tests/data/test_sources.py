@@ -20,7 +20,7 @@ from qkv.data.corpora import download as downloading
 from qkv.data.corpora import named, sources
 from qkv.data.corpora.named import KNOWN, Known, PublishedFile
 from qkv.data.corpora.sources import resolve
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 CONTENT = b"To be, or not to be.\n" * 20
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from qkv.data.corpora import text as module
 from qkv.data.corpora.text import TextSource
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 SAMPLE = "Zwölf\r\nBoxkämpfer — 漢字 👍🏽\x00\n\n" * 5
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from qkv.data.vocabulary import LABELS_FILE, TARGET_FILE, Vocabulary
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 

@@ -17,9 +17,10 @@ from qkv.interop.onnx.graph import graph_of
 from qkv.layers.signal import Signal, placeholder
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.generation import Generation
 from qkv.spec.model import Model
+from qkv.system.errors import UserError
 
 POINTS = {"kind": "contour_points", "points": 3, "positions": "none"}
 CHANNELS = {"kind": "nodes", "num_columns": 2}

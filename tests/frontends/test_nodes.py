@@ -12,9 +12,9 @@ from qkv.layers.context import Context
 from qkv.layers.graph import Graph, GraphSignal
 from qkv.layers.signal import Signal
 from qkv.models.build import build
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model, Stack
 from qkv.spec.signals.graphs import Nodes
+from qkv.system.errors import UserError
 
 CONTEXT = Context(torch.arange(3)[None])
 

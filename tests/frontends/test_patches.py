@@ -11,10 +11,11 @@ import qkv
 from qkv.frontends.patches import PatchFrontend
 from qkv.layers.signal import Signal
 from qkv.models.build import build
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.model import Model, Stack
 from qkv.spec.parts import LayerNorm, Learned, LearnedGrid, NoPositions
 from qkv.spec.signals.images import Images, Patches
+from qkv.system.errors import UserError
 
 PIXELS = torch.randn(2, 3, 9, 12, generator=torch.Generator().manual_seed(0))
 

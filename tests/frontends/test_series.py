@@ -12,10 +12,11 @@ from torch import Tensor
 from qkv.frontends.frontend import build_frontend
 from qkv.layers.signal import Signal
 from qkv.layers.times import TimedSignal
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.model import Stack
 from qkv.spec.parts import NoPositions
 from qkv.spec.signals.series import SeriesPatches, SeriesSteps
+from qkv.system.errors import UserError
 
 WIDTH = 6
 

@@ -18,10 +18,11 @@ from qkv.layers.signal import Signal
 from qkv.ops.positions import sinusoid
 from qkv.spec.base import problems_of
 from qkv.spec.branches import Branch
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.mixers.relative_attention import RelativeAttention
 from qkv.spec.model import Block, Model, Stack, Text
 from qkv.spec.parts import LayerNorm, Learned, NoPositions, Positions, Sinusoidal
+from qkv.system.errors import UserError
 
 WIDTH, LENGTH = 8, 10
 IDS = torch.tensor([[3, 0, 6], [1, 1, 5]])

@@ -14,12 +14,13 @@ from qkv.frontends.words import WordsFrontend
 from qkv.layers.context import Context
 from qkv.layers.signal import Signal
 from qkv.models.build import build
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.frontends import HashedWords
 from qkv.spec.model import Model, Stack
 from qkv.spec.parts import Learned, NoPositions
 from qkv.spec.processors import WordFeatures
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 
 WIDTH = 8
 FEATURES = WordFeatures(buckets=1 << 14, longest=4, neighbours=1)

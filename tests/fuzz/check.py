@@ -15,10 +15,10 @@ from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.base import Part, Spec
 from qkv.spec.branches import Branch
-from qkv.spec.errors import UserError
 from qkv.spec.files.plain import plain
 from qkv.spec.model import Model, Stack
 from qkv.spec.training import Optimizer
+from qkv.system.errors import UserError
 from qkv.training.optim.optimisers import build_optimizer
 
 LENGTH, SOURCE = 9, 5

@@ -24,13 +24,13 @@ from tests.fuzz import draw
 
 from qkv.mixers.attention.attention import Attention as AttentionModule
 from qkv.spec.branches import Attention, Branch
-from qkv.spec.errors import UserError
 from qkv.spec.files.plain import plain
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.mixers.hyper_attention import HyperAttention
 from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Axial, LayerNorm, NoRelative, Rope
+from qkv.system.errors import UserError
 
 ASKED = (
     "ragged rows",

@@ -12,11 +12,11 @@ from tests.fuzz import draw
 from qkv.models.build import build
 from qkv.spec.base import Part, Spec
 from qkv.spec.branches import Branch
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
 from qkv.spec.models.segmentation import Segmentation
 from qkv.spec.parts import Norm, Positions, Relative, Residual
+from qkv.system.errors import UserError
 
 
 @pytest.mark.parametrize("form", draw.FORMS)

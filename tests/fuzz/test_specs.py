@@ -13,8 +13,8 @@ from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.ops.linear_attention.reference import linear_attention
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
+from qkv.system.errors import UserError
 
 TEXT = {"kind": "text", "vocab_size": 9}
 

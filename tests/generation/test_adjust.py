@@ -17,8 +17,9 @@ from qkv.generation.decode.speculate import Speculator
 from qkv.generation.queue.requests import Request, RequestQueue
 from qkv.generation.text import generate_text
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.generation import Generation, Speculation
+from qkv.system.errors import UserError
 
 PROMPT = [3, 1, 4, 1, 5]
 

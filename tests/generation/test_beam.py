@@ -22,9 +22,10 @@ from qkv.generation.decode.sample import generate
 from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.generation import Generation
 from qkv.spec.model import Model
+from qkv.system.errors import UserError
 
 PROMPTS = [[5, 1, 7, 2, 9, 4, 11, 3, 8], [6], [2, 2, 14]]
 BEAMS = Generation(max_new_tokens=12, num_beams=4, num_return=4)

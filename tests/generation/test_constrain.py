@@ -19,10 +19,10 @@ from qkv.generation.logits.constrain import Constraint, constraint_of
 from qkv.generation.text import generate_text, generate_texts
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation, Speculation
 from qkv.spec.model import Model
 from qkv.spec.tokenizers import BPE, Bytes, Characters, Code, Unigram, WordList, WordPiece, Words
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 

@@ -15,8 +15,8 @@ from qkv.generation.decode.score import score_options, score_prompts
 from qkv.generation.few_shot import FewShot, Template
 from qkv.generation.text import generate_text
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 
 EXAMPLES = [

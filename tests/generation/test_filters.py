@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers.generation import logits_process as peer
 
 from qkv.generation.logits import filters
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
+from qkv.system.errors import UserError
 
 BATCH, VOCABULARY = 4, 37
 

@@ -18,8 +18,8 @@ from qkv.generation.logits.constrain import Constraint, constraint_of
 from qkv.generation.logits.json_schema import rewrite
 from qkv.generation.queue.requests import Request, RequestQueue
 from qkv.generation.text import generate_text, generate_texts
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Speculation
+from qkv.system.errors import UserError
 
 Schema = dict[str, Any]
 Pair = tuple[Schema, Schema]

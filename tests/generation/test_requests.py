@@ -31,13 +31,13 @@ from qkv.generation.queue.requests import QueueFull, Request, RequestQueue, Text
 from qkv.generation.text import generate_text, prompt_ids
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation, Speculation
 from qkv.spec.tokenizers import Characters
 from qkv.state import pages
 from qkv.state.pages import MemoryPage
 from qkv.state.tree import nbytes
 from qkv.system import compiler
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 

@@ -18,9 +18,9 @@ from qkv.generation.context import first_seen, learned_reach
 from qkv.generation.decode.sample import Sampling, generate, stream
 from qkv.models.build import build
 from qkv.ops.selection import choices
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.spec.model import Model
+from qkv.system.errors import UserError
 
 PROMPTS = [[5, 1, 7, 2, 9, 4, 11, 3, 8], [6], [2, 2, 14]]
 GREEDY = Generation(max_new_tokens=24, temperature=0)

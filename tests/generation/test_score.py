@@ -15,9 +15,9 @@ from qkv.generation.decode import score
 from qkv.generation.decode.score import joined_ids, score_options, score_texts, score_tokens
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.tokenizers import BPE
+from qkv.system.errors import UserError
 from qkv.tokenizers.train import train
 
 PROMPT = [5, 1, 7, 2, 9]

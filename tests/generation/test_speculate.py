@@ -28,11 +28,11 @@ from qkv.generation.text import generate_text, generate_texts
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import Branch, FeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation, Speculation
 from qkv.spec.models.blocks import Block
 from qkv.spec.parts import NoPositions
 from qkv.spec.tokenizers import Characters
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 

@@ -14,10 +14,10 @@ from qkv.generation.stop import StopStrings
 from qkv.generation.text import best_texts, generate_text, generate_texts, prompt_ids, stream_text
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.spec.model import Model
 from qkv.spec.tokenizers import BPE, Bytes, Characters, Words
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 

@@ -46,7 +46,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 }
 """Which rooms a room may import besides itself; "" is the public surface, the files directly in ``qkv``."""
 
-FOR_ALL = ("qkv.spec.errors", "qkv.system.files")
+FOR_ALL = ("qkv.system.errors", "qkv.system.files")
 """Modules that any room may import: the one error that bad input raises, and atomic writing."""
 
 

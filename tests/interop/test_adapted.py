@@ -23,7 +23,7 @@ import qkv
 from qkv.cli.main import main
 from qkv.interop.adapters.write import save_adapter
 from qkv.interop.load import load_published
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers"

@@ -16,8 +16,8 @@ from tests.cli.conftest import folder, qkv, run  # noqa: F401
 from qkv.interop.custom_code import save_with_code
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
+from qkv.system.errors import UserError
 
 VOCAB, LENGTH, NEW = 13, 24, 8
 WINDOW = "attention(4, num_kv_heads=2, head_dim=6, mask='causal & window(3, sinks=1)', relative=alibi(scaled=true))"

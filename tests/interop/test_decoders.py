@@ -18,10 +18,10 @@ from qkv.interop.mapping.family import read_spec
 from qkv.interop.registry import choose
 from qkv.layers.signal import Signal
 from qkv.spec.branches import Attention, GatedFeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Model
 from qkv.spec.parts import LinearScaling, Rope
+from qkv.system.errors import UserError
 
 
 def read(values: dict[str, Any]) -> Model:

@@ -35,9 +35,9 @@ from qkv.interop.load import load_published
 from qkv.interop.save import save_published
 from qkv.layers.signal import Signal
 from qkv.models.build import build
-from qkv.spec.errors import UserError
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.tasks import Translation
+from qkv.system.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers"

@@ -35,8 +35,8 @@ from qkv.interop.mapping.normal import normal
 from qkv.interop.save import save_published
 from qkv.layers.signal import Signal
 from qkv.models.build import build
-from qkv.spec.errors import UserError
 from qkv.spec.heads import TokenHead
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.filterwarnings(

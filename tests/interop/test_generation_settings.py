@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 import qkv
 from qkv.interop.load import load_published
 from qkv.runs.run import Run
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 PROMPT, LENGTH = "Once upon a time", 24

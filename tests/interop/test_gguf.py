@@ -28,8 +28,8 @@ from qkv.interop.gguf.write import TYPES, save_gguf
 from qkv.interop.load import PublishedModel, load_published
 from qkv.interop.registry import families
 from qkv.interop.save import save_published
-from qkv.spec.errors import UserError
 from qkv.spec.tokenizers import BPE
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 

@@ -18,7 +18,7 @@ from qkv.layers.linear.quantized import QuantizedLinear, QuantizedTable
 from qkv.models.transformer import Transformer
 from qkv.ops.quantized import reference
 from qkv.runs.storage.load import load_stored
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 gguf = pytest.importorskip("gguf")
 

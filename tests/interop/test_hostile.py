@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tests.interop.folders import edit, tiny
 
 from qkv.interop.load import load_published
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
 

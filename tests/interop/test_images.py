@@ -36,10 +36,10 @@ from qkv.interop.registry import choose, families, families_by_type
 from qkv.interop.save import save_published
 from qkv.interop.unsupported import NEEDS
 from qkv.layers.signal import Signal
-from qkv.spec.errors import UserError
 from qkv.spec.heads import VectorsHead
 from qkv.spec.model import Model
 from qkv.spec.signals.images import Images, Patches
+from qkv.system.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 MODEL = Model(frontend=Patches(height=12, width=12, channels=3, class_token=True), head=VectorsHead())

@@ -23,8 +23,8 @@ from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import COMMON, Family, ignored_keys, read_spec
 from qkv.interop.mapping.normal import normal
 from qkv.interop.registry import families
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
+from qkv.system.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 FIRST_CASES = {case.config.model_type: case for case in reversed(every_case())}

@@ -17,9 +17,9 @@ import qkv
 from qkv.interop import load
 from qkv.interop.load import load_published
 from qkv.interop.save import save_published
-from qkv.spec.errors import UserError
 from qkv.spec.tokenizers import BPE
 from qkv.system import allocator
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 

@@ -26,11 +26,11 @@ from qkv.interop.save import save_published
 from qkv.models.build import build
 from qkv.models.fast import layout, native_step
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import NoPositions, RMSNorm, Rope
 from qkv.spec.tokenizers import Characters
+from qkv.system.errors import UserError
 from qkv.tokenizers.train import train
 
 WEIGHTS = "model.safetensors"

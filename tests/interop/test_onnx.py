@@ -23,13 +23,13 @@ from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import Attention, Branch, FeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.heads import ClassificationHead
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import Alibi, LayerNorm, Rope, T5Buckets
 from qkv.spec.signals.images import Patches
+from qkv.system.errors import UserError
 
 ROWS = ((1, 4), (5, 13))
 """Numbers and lengths of rows, other than those at which models are traced."""

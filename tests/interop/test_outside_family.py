@@ -20,8 +20,8 @@ from qkv.interop.load import load_published
 from qkv.interop.mapping.conversions import PAIR
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.save import save_published
-from qkv.spec.errors import UserError
 from qkv.spec.extension import imports
+from qkv.system.errors import UserError
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "your_own_family.py"
 SIZES: dict[str, Any] = {

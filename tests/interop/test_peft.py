@@ -22,9 +22,9 @@ from qkv.models.build import build
 from qkv.models.edit.adapt import adapt
 from qkv.models.transformer import Transformer
 from qkv.runs.storage.load import load_adapted
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model, Text
 from qkv.spec.training import Training
+from qkv.system.errors import UserError
 
 NAMES = ("gpt2", "llama3-scaled", "bert-classes", "bert-tags", "t5", "bart")
 TARGETS: dict[str, list[str]] = {"t5": ["qkv", "query", "memory"], "bart": ["qkv", "up"], "gpt2": ["qkv", "down"]}

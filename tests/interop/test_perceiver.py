@@ -22,10 +22,10 @@ from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import FeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import LayerNorm, RMSNorm, Sinusoidal
+from qkv.system.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers"

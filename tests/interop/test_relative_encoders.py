@@ -15,8 +15,8 @@ from qkv.costs.cost import cost
 from qkv.interop.load import load_published
 from qkv.layers.signal import Signal
 from qkv.models.build import build
-from qkv.spec.errors import UserError
 from qkv.spec.model import Block, Model, Text
+from qkv.system.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers"

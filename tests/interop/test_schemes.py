@@ -17,7 +17,7 @@ from torch import Tensor
 import qkv
 from qkv.interop.load import load_published
 from qkv.layers.linear.quantized import QuantizedLinear
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 IDS = torch.randint(0, VOCAB, (2, 12), generator=torch.Generator().manual_seed(3))
 Packed = tuple[dict[str, Tensor], Tensor]

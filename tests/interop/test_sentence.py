@@ -19,7 +19,7 @@ from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 import qkv
 from qkv.cli.main import main
 from qkv.interop.sentence import read_sentence
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers"

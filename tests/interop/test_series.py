@@ -15,7 +15,7 @@ from transformers import PatchTSTForPrediction
 import qkv
 from qkv.cli.main import main
 from qkv.interop.load import load_published
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tasks.registry import build_task
 from qkv.training.loop import train
 

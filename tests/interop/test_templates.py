@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 import qkv
 from qkv.cli.main import main
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers"

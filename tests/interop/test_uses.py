@@ -19,7 +19,7 @@ from qkv.generation.decode.beam import beam_search
 from qkv.interop.load import load_published
 from qkv.runs.inference.embed import embed
 from qkv.runs.inference.rerank import INSTRUCTION
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

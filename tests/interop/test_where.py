@@ -16,9 +16,9 @@ from qkv.layers.norms import LayerNorm
 from qkv.mixers.attention.attention import Attention
 from qkv.models.build import build
 from qkv.spec.branches import FeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.model import Block, Encoder
 from qkv.spec.models.cross import CrossAttention
+from qkv.system.errors import UserError
 
 EVERY = [(family, architecture) for family in families() for architecture in family.architectures]
 

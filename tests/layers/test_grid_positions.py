@@ -20,7 +20,7 @@ from qkv.layers.positions import build_positions
 from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.spec.branches import Attention, FeedForward
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.frontends import Placed
 from qkv.spec.heads import ClassificationHead
 from qkv.spec.masks import Full
@@ -29,6 +29,7 @@ from qkv.spec.mixers.position_matrices import GMLP, RandomMixing, TokenMLP
 from qkv.spec.model import Block, Latents, Model, Queries
 from qkv.spec.parts import Bias2D, NoNorm, Rope2D, Sinusoidal2D
 from qkv.spec.register import implements
+from qkv.system.errors import UserError
 
 GRID = PositionGrid((3, 4), 1)
 CELLS = [(0, 0), *product((1, 2, 3), (1, 2, 3, 4))]

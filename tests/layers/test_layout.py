@@ -21,11 +21,11 @@ from qkv.models.edit.adapt import adapt
 from qkv.models.edit.transplant import in_words, transplant
 from qkv.models.transformer import Transformer
 from qkv.spec import branches
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.models.adapt import LoRA
 from qkv.spec.register import implements
 from qkv.spec.training import Muon, Training
+from qkv.system.errors import UserError
 from qkv.training.optim.optimisers import build_optimizer
 
 

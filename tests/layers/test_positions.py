@@ -12,7 +12,8 @@ from transformers.models.vit.modeling_vit import ViTEmbeddings
 from qkv.layers.positions import Learned, LearnedSinusoidal, Sinusoidal, build_positions, resample_grid
 from qkv.ops.positions import sinusoid
 from qkv.spec import parts as spec
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
+from qkv.system.errors import UserError
 
 PATCH, WIDTH = 4, 6
 

@@ -12,7 +12,7 @@ from tests.tasks.tables import dataset_of, model_of, recipe_for, rows_of
 import qkv
 from qkv.runs.inference.calibration import CALIBRATION
 from qkv.runs.run import Run
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 def run_of(task: str, folder: Path, **options: Any) -> Run:

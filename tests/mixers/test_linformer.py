@@ -12,12 +12,13 @@ from qkv.costs.cost import cost
 from qkv.models.build import build
 from qkv.ops.masks import Full as Everything
 from qkv.spec.branches import Attention, FeedForward
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.heads import ClassificationHead
 from qkv.spec.masks import Full
 from qkv.spec.mixers.linformer import Linformer
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 
 SHARES = ("none", "heads", "keys_values")
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from qkv.layers.context import Context, PositionGrid
 from qkv.mixers.registry import build_branch
 from qkv.spec.branches import Branch
-from qkv.spec.errors import UserError
 from qkv.spec.mixers.neighbours import MONet, Pooling, SpatialShift
+from qkv.system.errors import UserError
 
 GRIDS = [PositionGrid((3, 4)), PositionGrid((3, 4), 1), PositionGrid((2, 3, 2)), PositionGrid((1, 5), 2)]
 

@@ -17,7 +17,7 @@ from qkv.layers.signal import Signal
 from qkv.mixers.registry import build_branch
 from qkv.models.build import build
 from qkv.spec.branches import Attention, Branch, FeedForward
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.generation import Generation
 from qkv.spec.heads import ClassificationHead
 from qkv.spec.masks import Full
@@ -27,6 +27,7 @@ from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
 from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import NoPositions, Sinusoidal
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 
 KINDS = (TokenMLP, GMLP, RandomMixing, Linformer)
 

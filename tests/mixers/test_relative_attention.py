@@ -12,9 +12,9 @@ from transformers import XLNetConfig
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
 from qkv.layers.context import Context
-from qkv.spec.errors import UserError
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.mixers.relative_attention import RelativeAttention
+from qkv.system.errors import UserError
 
 HEADS, DK, WIDTH = 3, 5, 12
 

@@ -14,10 +14,10 @@ from qkv.layers.context import Context
 from qkv.mixers.sparse import retrieval_attention as mixer
 from qkv.ops.sparse.retrieval import largest_products
 from qkv.spec.branches import Attention
-from qkv.spec.errors import UserError
 from qkv.spec.masks import Causal, Window
 from qkv.spec.mixers.retrieval_attention import RetrievalAttention
 from qkv.state.arrival import Arrival, Counts
+from qkv.system.errors import UserError
 
 
 def inputs(batch: int, length: int, seed: int = 0) -> Tensor:

@@ -12,9 +12,9 @@ from qkv.layers.linear.lora import adapters, merged
 from qkv.models.build import build
 from qkv.models.edit.adapt import adapt, rate_factors
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.training import Training
+from qkv.system.errors import UserError
 
 FORMS: dict[str, dict[str, Any]] = {
     "decoder": {"blocks": [{"branches": ["attention(2)", "feed_forward(16)"]}]},

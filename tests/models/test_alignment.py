@@ -11,10 +11,10 @@ from qkv.models.alignment import alignment
 from qkv.models.build import build
 from qkv.ops.attention import reference
 from qkv.spec.branches import GRU, Attention, FeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Encoder, Text
 from qkv.spec.models.cross import AdditiveAttention, CrossAttention, FixedContext
+from qkv.system.errors import UserError
 
 SOURCE, TARGET = [3, 1, 4, 1, 5], [2, 6, 5]
 ENCODER = Encoder(

@@ -14,11 +14,11 @@ from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import Attention, FeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
 from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import Axial
+from qkv.system.errors import UserError
 
 TEXT = Text(vocab_size=VOCABULARY)
 MODELS: dict[str, Model] = {

@@ -16,10 +16,10 @@ from qkv.lens.record import Replacement
 from qkv.models.build import build
 from qkv.models.families.presets import PRESETS, preset
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import BatchNorm as BatchNormSpec
+from qkv.system.errors import UserError
 
 
 def wide(**fields: object) -> Transformer:

@@ -11,10 +11,10 @@ import torch
 
 import qkv
 from qkv.layers.layout import layouts
-from qkv.spec.errors import UserError
 from qkv.spec.files.yaml_io import read_recipe, write_spec
 from qkv.spec.models.start import CheckpointStart, ConstructedStart, RandomStart
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 
 HEADS: dict[str, Any] = {
     "width": 12,

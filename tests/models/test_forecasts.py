@@ -13,10 +13,11 @@ import torch
 from qkv.models.build import build
 from qkv.models.heads.forecasts import LEVELS, build_forecast, crps, pinball
 from qkv.models.heads.head import build_head
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.heads import ForecastHead
 from qkv.spec.model import Model, Text
 from qkv.spec.models.forecasts import Forecast, Gaussian, Point, Quantiles, StudentT
+from qkv.system.errors import UserError
 
 
 def drawn(*shape: int) -> torch.Tensor:

@@ -25,7 +25,7 @@ from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.base import problems_of
 from qkv.spec.branches import Attention, Branch, FeedForward
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.heads import ClassificationHead, LanguageModelHead, TokenHead
 from qkv.spec.masks import Causal, Full
 from qkv.spec.model import Block, Latents, Model, Queries, Text
@@ -33,6 +33,7 @@ from qkv.spec.models.cross import AdditiveAttention, CrossAttention, FixedContex
 from qkv.spec.models.surgery import folded, unrolled
 from qkv.spec.parts import BatchNorm, NoPositions, NoResidual, Sinusoidal
 from qkv.spec.tokenizers import Bytes
+from qkv.system.errors import UserError
 from qkv.tokenizers.train import whole_bytes
 from qkv.training.loop import train
 

@@ -18,7 +18,6 @@ from qkv.models.build import build
 from qkv.models.stack.megabyte import Megabyte as MegabyteModule
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import GRU, Attention, Branch, FeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.spec.masks import Full
 from qkv.spec.mixers.lsh_attention import LSHAttention
@@ -29,6 +28,7 @@ from qkv.spec.parts import NoPositions, Reversible, Rope
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import Training
 from qkv.state.tree import nbytes
+from qkv.system.errors import UserError
 
 TEXT = Text(vocab_size=VOCABULARY, positions=NoPositions())
 TURNED = Attention(num_heads=2, relative=Rope())

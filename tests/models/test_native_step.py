@@ -27,10 +27,10 @@ from qkv.models.transformer import Transformer
 from qkv.ops.native.step import INPUTS, Steps
 from qkv.ops.selection.choices import made
 from qkv.spec.base import Spec
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.models.adapt import LoRA
 from qkv.spec.models.quantization import Quantization
+from qkv.system.errors import UserError
 
 pytestmark = needs_native
 

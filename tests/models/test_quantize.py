@@ -16,9 +16,9 @@ from qkv.ops.native import library
 from qkv.ops.quantized import choose, reference
 from qkv.ops.quantized.reference import pack, unpack
 from qkv.runs.storage.checkpoint import weights
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.models.quantization import Quantization
+from qkv.system.errors import UserError
 
 FORMATS = [Quantization(bits=16), Quantization(), Quantization(bits=8, group=32), Quantization(bits=4)]
 

@@ -16,7 +16,6 @@ from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import GRU, Attention, Branch, FeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.spec.masks import Blocks, Causal, Full, Prefix
 from qkv.spec.mixers.lsh_attention import LSHAttention
@@ -26,6 +25,7 @@ from qkv.spec.models.segmentation import RecurrentMemory
 from qkv.spec.parts import NoPositions, Reversible, Rope
 from qkv.spec.recipe import Recipe
 from qkv.state.tree import nbytes, rows
+from qkv.system.errors import UserError
 
 TEXT = Text(vocab_size=VOCABULARY, positions=NoPositions())
 TURNED = Attention(num_heads=2, relative=Rope())

@@ -9,12 +9,12 @@ from tests.models.stacks import ids, model
 from qkv.layers.signal import Signal
 from qkv.models.build import build
 from qkv.spec.branches import GRU, Attention, FeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.masks import Full
 from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.model import Block, Text
 from qkv.spec.parts import NoPositions
+from qkv.system.errors import UserError
 
 
 def test_input_longer_than_the_learned_table() -> None:

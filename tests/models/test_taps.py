@@ -15,13 +15,13 @@ from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.ops.attention import reference
 from qkv.spec.branches import GRU, Attention, FeedForward, GatedFeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.heads import ClassificationHead
 from qkv.spec.masks import Causal, Full, Window
 from qkv.spec.mixers.relative_attention import RelativeAttention
 from qkv.spec.model import Block, Encoder, Latents, Model, Text
 from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import Alibi, BatchNorm, LayerNorm, Norm, RMSNorm, Rope
+from qkv.system.errors import UserError
 
 IDS = torch.tensor([[3, 1, 4, 1, 5], [2, 6, 5, 3, 5]])
 OTHER = torch.tensor([[9, 8, 7, 6, 5], [1, 2, 3, 4, 5]])

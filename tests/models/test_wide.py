@@ -14,9 +14,10 @@ from qkv.models.build import build
 from qkv.models.edit.adapt import adapt, learned_sentence
 from qkv.models.transformer import Transformer
 from qkv.models.wide import WidePath
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.model import Model
 from qkv.spec.training import Training
+from qkv.system.errors import UserError
 
 
 def model_of(**fields: object) -> Transformer:

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.report.metrics import MetricsLog, TensorBoardLog, read_metrics
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 values = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 names = st.text(min_size=1).filter(lambda name: name != "nonfinite")

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from qkv.runs.storage.checkpoint import Checkpoint, CheckpointStore, load_weights, read_checkpoint, save_weights
 from qkv.runs.storage.files import clear_errors, map_tensors, read_tensors, sums, write_tensors
 from qkv.runs.storage.folder import FAILURE, check_succeeded
-from qkv.spec.errors import UserError
 from qkv.system import files as atomic
+from qkv.system.errors import UserError
 from qkv.system.files import write_file
 from qkv.training import random_state
 
@@ -213,7 +213,7 @@ def test_a_real_limit_of_the_system_is_a_sentence_too(saved: CheckpointStore) ->
     script = """
 import resource, sys, torch
 from pathlib import Path
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.runs.storage.checkpoint import Checkpoint, CheckpointStore
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
 tensors = {"weights": {"w": torch.zeros(100_000)}, "optimizer": {}, "random": {}}

@@ -16,7 +16,7 @@ import qkv
 from qkv.runs.evaluation import evaluate
 from qkv.runs.run import Run
 from qkv.runs.storage.load import load
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tasks.baselines.baselines import ngram_accuracy
 from qkv.training.loop import train
 

@@ -14,7 +14,7 @@ from qkv.cli.main import main
 from qkv.layers.linear.quantized import QuantizedLinear, QuantizedTable
 from qkv.runs.evaluation import evaluate
 from qkv.runs.storage.checkpoint import weights
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 @pytest.fixture(scope="module", params=[16, 8, 4])

@@ -22,8 +22,8 @@ from qkv.runs.run import Run
 from qkv.runs.storage.checkpoint import CheckpointStore
 from qkv.runs.storage.files import read_tensors, write_tensors
 from qkv.runs.storage.load import accept, load
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.training.loop import train
 from qkv.training.watch.events import Ended, Event, Notice, Started, Stepped, Validated
 from qkv.training.watch.show import Show

@@ -15,8 +15,8 @@ import qkv
 from qkv.cli.main import main
 from qkv.models.transformer import Transformer
 from qkv.spec import tokenizers as spec
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 

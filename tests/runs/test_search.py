@@ -15,8 +15,8 @@ import qkv
 from qkv.runs.inference import search as module
 from qkv.runs.inference.search_index import nearest_rows
 from qkv.runs.run import Run
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 
 WORDS = [f"{first}{second}o" for first in "bdgklmnprst" for second in "aeiu"]
 

@@ -16,8 +16,8 @@ from qkv.generation.text import generate_text
 from qkv.runs.run import Run
 from qkv.serving.engine.model import ServedModel
 from qkv.serving.limits import Limits
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
+from qkv.system.errors import UserError
 from qkv.tokenizers.chat_template import find_template
 from qkv.tokenizers.tokenizer import Tokenizer
 

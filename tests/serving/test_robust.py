@@ -25,8 +25,8 @@ from qkv.generation.decode.speculate import Speculator
 from qkv.runs.run import Run
 from qkv.serving.engine.model import ServedModel
 from qkv.serving.limits import UNREAD, Limits
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Speculation
+from qkv.system.errors import UserError
 
 LONG = {"model": "rope", "prompt": "the", "max_tokens": 1500, "temperature": 0, "ignore_eos": True}
 

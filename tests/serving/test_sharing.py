@@ -25,10 +25,10 @@ from qkv.runs.storage.folder import WEIGHTS
 from qkv.runs.storage.identity import MADE_WITH, made_with
 from qkv.serving.engine.model import ServedModel, share
 from qkv.serving.limits import Limits
-from qkv.spec.errors import UserError
 from qkv.spec.files.yaml_io import read_recipe, write_spec
 from qkv.spec.generation import Speculation
 from qkv.spec.training import Training
+from qkv.system.errors import UserError
 
 NAMES = ("base", "first", "second")
 

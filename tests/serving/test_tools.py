@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from qkv.serving.requests.structure import Constraints
 from qkv.serving.requests.tools import BARE, MARKED, CallForm, CallReader, ToolCall, call_form, required_call
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tokenizers.chat_template import find_template
 
 MARKED_TEMPLATE = """\

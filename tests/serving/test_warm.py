@@ -27,7 +27,7 @@ from qkv.serving.engine.service import Service
 from qkv.serving.http import listen
 from qkv.serving.http.app import Access
 from qkv.serving.limits import Limits
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 CHAT: dict[str, Any] = {
     "messages": [{"role": "user", "content": "the fox"}],

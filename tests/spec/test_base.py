@@ -19,7 +19,7 @@ from qkv.spec.branches import (
     GatedFeedForward,
     TokenShift,
 )
-from qkv.spec.errors import Problem, SpecError, UserError, nearest
+from qkv.spec.errors import Problem, SpecError
 from qkv.spec.files.plain import plain
 from qkv.spec.masks import Full
 from qkv.spec.mixers.linear_attention import LinearAttention
@@ -27,6 +27,7 @@ from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Alibi, LayerNorm, Norm, NTKScaling, RMSNorm, Rope
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import AdamW, Muon
+from qkv.system.errors import UserError, nearest
 
 
 def test_specs_are_frozen_and_compared_by_value() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qkv.spec.base import LARGEST
-from qkv.spec.errors import MOST_OF_A_SENTENCE, SpecError, UserError, quoted
+from qkv.spec.errors import SpecError
 from qkv.spec.files.reader import read_json, read_yaml
 from qkv.spec.files.schema import json_schema
 from qkv.spec.files.yaml_io import read_recipe, read_spec
@@ -18,6 +18,7 @@ from qkv.spec.masks import Mask
 from qkv.spec.model import Block, Model
 from qkv.spec.parts import Rope
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import MOST_OF_A_SENTENCE, UserError, quoted
 
 HUGE = "0x" + "f" * 5000
 

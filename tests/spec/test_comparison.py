@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.files.yaml_io import dump, write_spec
 from qkv.spec.recipe import Recipe
 from qkv.spec.recipes.comparison import Comparison, base_recipe, entry_of, entry_recipe, read_comparison
+from qkv.system.errors import UserError
 
 BASE = Recipe.parse(
     {

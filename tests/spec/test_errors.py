@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qkv.spec.errors import nearest
+from qkv.system.errors import nearest
 
 KNOWN = ("attention", "attribute", "width", "norm", "gru", "lr", "linear_attention")
 

@@ -29,13 +29,13 @@ from qkv.models.heads.head import Head
 from qkv.ops import masks as predicates
 from qkv.spec import branches, data, frontends, heads, masks, parts, tasks, tokenizers, training
 from qkv.spec.base import Part
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.models import adapt, segmentation
 from qkv.spec.position_wise import memory_layer
 from qkv.spec.processors import Processor
 from qkv.spec.register import implementation, implementations, implements, import_all
 from qkv.spec.signals import image_sequences, images, series
+from qkv.system.errors import UserError
 from qkv.tasks.registry import PACKAGE, build_task
 from qkv.training.optim.optimisers import build_optimizer
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.spec.strategies import models, parts, recipes, slots, valid
 
 from qkv.spec.base import Part
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.files.formats import FORMAT
 from qkv.spec.files.plain import plain
 from qkv.spec.files.reader import read_json, read_yaml
@@ -21,6 +21,7 @@ from qkv.spec.files.yaml_io import dump, dump_json, read_model, read_recipe, wri
 from qkv.spec.masks import AllOf, AnyOf, Causal, Full, Mask, Window
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 
 EXAMPLE = """\
 name: small

@@ -9,8 +9,8 @@ import torch
 
 import qkv
 from qkv.cli.main import main
-from qkv.spec.errors import UserError
 from qkv.system import device
+from qkv.system.errors import UserError
 
 CPU = torch.device("cpu")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from qkv.spec.errors import UserError
 from qkv.system import optional
+from qkv.system.errors import UserError
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.system.world import ALONE, ProcessGroupWorld
 
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 import qkv
 from qkv.data.batching.batch import IGNORED
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.synthetic.by_size import ROWS
 
 

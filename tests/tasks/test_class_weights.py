@@ -15,9 +15,10 @@ from tests.tasks.test_runs_of_examples import small_recipe
 from tests.training.kill_storm import ignore
 
 from qkv.data.batching.batch import IGNORED
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.labels.class_weights import balanced, rare_labels_note
 from qkv.training.loop import train
 from qkv.training.watch.results import _other

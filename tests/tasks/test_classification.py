@@ -10,8 +10,9 @@ from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 from tests.tasks.tables import dataset_of, model_of, recipe_for, rows_of
 
 from qkv.runs.evaluation import measure
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.heads import ClassificationHead
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import ExampleDataset
 
 ROWS = rows_of("classification", 20)

@@ -17,8 +17,9 @@ from tests.tasks.tables import dataset_of, recipe_for, rows_of, translating
 from qkv.data.batching.batch import Batch
 from qkv.data.corpora.corpus import Corpus, open_corpus
 from qkv.data.vocabulary import Vocabulary
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import ExampleDataset, TextDataset
 
 TASKS = ["classification", "regression", "token_classification", "question_answering", "translation"]

@@ -17,9 +17,10 @@ from qkv.choosing.automatic_task import automatic_task
 from qkv.data.graphs.encodings import adjacency
 from qkv.data.graphs.pairs import pair_features, undirected, without_edge
 from qkv.models.build import build
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.files.overrides import override
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.graphs.edge_prediction import EdgeDataset
 from qkv.tasks.metrics.ranking_metrics import ranking
 from qkv.tasks.registry import build_task

@@ -16,8 +16,8 @@ from tests.tasks.tables import dataset_of, model_of, recipe_for, rows_of, transl
 from qkv.data.batching.padding import lengths_or_none, padded
 from qkv.data.corpora.corpus import TRAIN
 from qkv.data.vocabulary import Vocabulary
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.example_task import Truncation, text_in, trained
 from qkv.tasks.registry import build_task

@@ -18,9 +18,10 @@ from qkv.models.build import build
 from qkv.runs.evaluation import measure
 from qkv.runs.inference.predict import predict_table
 from qkv.spec.data import Data
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Forecasting
+from qkv.system.errors import UserError
 from qkv.tasks.registry import build_task
 from qkv.tasks.series import series_baselines
 from qkv.tasks.series.series_dataset import SeriesDataset

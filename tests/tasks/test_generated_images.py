@@ -20,10 +20,11 @@ from qkv.data.processors.image_codes import ImageCodesProcessor, coder_of, order
 from qkv.data.processors.image_patches import ImagePatchesProcessor
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.values import Unusable
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.image_sequences import ImageCodes, ImagePatches
 from qkv.spec.signals.images import Images
+from qkv.system.errors import UserError
 from qkv.tasks.images.next_patch import noisy
 from qkv.tasks.registry import task_of_recipe
 

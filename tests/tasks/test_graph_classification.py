@@ -19,9 +19,9 @@ from qkv.data.processors.graphs import GraphsProcessor
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.named import TABLES
 from qkv.layers.features import features_of
-from qkv.spec.errors import UserError
 from qkv.spec.files.overrides import override
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.baselines.feature_baselines import feature_accuracy
 from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.registry import task_of_recipe

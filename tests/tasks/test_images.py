@@ -17,9 +17,10 @@ from qkv.layers.features import features_of
 from qkv.models.wide import Features as FeaturesPath
 from qkv.runs.inference.inputs import read_inputs
 from qkv.runs.inference.predict import predict
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.images import Images
+from qkv.system.errors import UserError
 from qkv.tasks.registry import task_of_recipe
 
 RNG = np.random.default_rng(0)

@@ -12,8 +12,9 @@ from tests.tasks.running import SEES_ALL, TEXT, opened, recipe_of
 
 from qkv.data.batching.batch import IGNORED
 from qkv.spec.data import Data
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
+from qkv.system.errors import UserError
 from qkv.tasks.task import Totals
 from qkv.tasks.text.fill_in import read_gaps
 from qkv.tasks.text.masked_tokens import pseudo_log_likelihood, sentences

@@ -19,8 +19,8 @@ from tests.training.kill_storm import ignore
 import qkv
 from qkv.data.records.model import Role
 from qkv.runs.evaluation import measure
-from qkv.spec.errors import UserError
 from qkv.spec.files.overrides import override
+from qkv.system.errors import UserError
 from qkv.tasks.baselines.linear import by_scales, label_set_solver
 from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.labels.multilabel import label_set_scores

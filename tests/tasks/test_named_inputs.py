@@ -22,10 +22,11 @@ from qkv.runs.run import Run
 from qkv.serving.engine.model import ServedModel
 from qkv.serving.limits import Limits
 from qkv.serving.requests.chats import ChatBody
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.images import Images
 from qkv.spec.tokenizers import WordList
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import with_vocabulary
 from qkv.tasks.named_inputs import InputsEncoder
 from qkv.tokenizers.train import train

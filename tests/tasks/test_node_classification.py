@@ -17,8 +17,9 @@ from torch.nn import functional as F
 import qkv
 from qkv.data.batching.batch import IGNORED
 from qkv.models.build import build
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.files.overrides import override
+from qkv.system.errors import UserError
 from qkv.tasks.graphs import node_classification
 from qkv.tasks.graphs.node_classification import NodeDataset
 from qkv.tasks.registry import build_task

@@ -10,7 +10,8 @@ import torch
 from tests.tasks.tables import Oracle, dataset_of, model_of, recipe_for, rows_of
 
 from qkv.runs.evaluation import measure
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.metrics.answer_metrics import answer_scores
 from qkv.tasks.task import Totals

@@ -11,8 +11,9 @@ from tests.tasks.running import opened, recipe_of
 from qkv.data.batching.rows import random
 from qkv.lens.record import Replacement
 from qkv.runs.evaluation import evaluate
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import HELD_OUT
 from qkv.tasks.synthetic.recall import ROWS, RecallTask
 from qkv.tasks.task import Totals

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.tasks.tables import dataset_of, model_of, recipe_for, rows_of
 
 from qkv.runs.evaluation import measure
-from qkv.spec.errors import UserError
 from qkv.spec.tasks import Regression
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.labels.regression import closeness
 from qkv.tasks.registry import build_task

@@ -16,7 +16,8 @@ from qkv.data.batching.batch import IGNORED, Batch
 from qkv.data.batching.rows import random
 from qkv.layers.signal import Signal
 from qkv.spec.data import Data
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
+from qkv.system.errors import UserError
 from qkv.tasks.objectives.denoise import SentencePermutation, TextInfilling, denoise
 from qkv.tasks.pairs import restoration
 from qkv.tasks.pairs.denoising import full_stops

@@ -11,9 +11,9 @@ from tests.tasks.tables import Crash, crash_at, recipe_for, rows_of, translating
 from tests.training.kill_storm import differences, ignore
 
 import qkv
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Regression
+from qkv.system.errors import UserError
 from qkv.training.loop import train
 
 DROPOUT = [{"branches": ["attention(2, mask=full, dropout=0.1)", "feed_forward(16)"], "dropout": 0.1}]

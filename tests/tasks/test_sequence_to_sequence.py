@@ -14,8 +14,9 @@ from tokenizers.processors import TemplateProcessing
 from qkv.data.batching.batch import IGNORED
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.generation import Generation
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.task import Totals
 from qkv.tokenizers.tokenizer import Tokenizer

@@ -15,10 +15,11 @@ from qkv.choosing.automatic_task import automatic_task
 from qkv.data.processors.contours import ContourProcessor
 from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.files.overrides import Assignment
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.contours import Contours
+from qkv.system.errors import UserError
 from qkv.tasks.registry import task_of_recipe
 
 

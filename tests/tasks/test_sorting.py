@@ -11,7 +11,8 @@ from tests.tasks.running import CAUSAL, PREFIX, SEES_ALL, opened, recipe_of
 from qkv.data.batching.batch import IGNORED
 from qkv.runs.evaluation import evaluate
 from qkv.runs.storage.load import load
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
+from qkv.system.errors import UserError
 from qkv.tasks.synthetic.sorting import SortingTask
 from qkv.tasks.task import Totals
 from qkv.training.loop import train

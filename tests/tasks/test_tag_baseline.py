@@ -8,7 +8,7 @@ import pytest
 from tests.tasks.tables import dataset_of, model_of, recipe_for
 
 from qkv.runs.evaluation import measure
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tasks.words import tag_baseline
 from qkv.tasks.words.tag_baseline import Baselines, FeatureTagger
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tasks.metrics.text_metrics import bleu, first_sentence, metric_library, rouge
 
 words = st.lists(st.sampled_from(["a", "cat", "Cat", "sat", "on", "mat", ",", "."]), min_size=1, max_size=12).map(

@@ -13,8 +13,9 @@ from tests.tasks.tables import dataset_of, model_of, recipe_for, rows_of
 
 from qkv.data.batching.batch import IGNORED
 from qkv.runs.evaluation import measure
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.example_task import trained
 from qkv.tasks.words.entities import MostFrequent

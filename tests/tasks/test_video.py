@@ -23,10 +23,11 @@ from qkv.data.records.open import open_records
 from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
 from qkv.spec.data import Data
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.video import Video
 from qkv.spec.tasks import Classification
+from qkv.system.errors import UserError
 from qkv.tasks.registry import build_task, task_of_recipe
 
 RNG = np.random.default_rng(0)

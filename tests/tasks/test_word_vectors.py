@@ -12,7 +12,8 @@ import torch
 from tests.tasks.running import VECTORS, opened, recipe_of
 
 from qkv.models.build import build
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
+from qkv.system.errors import UserError
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Totals
 from qkv.tasks.text.analogies import GROUPS, Analogy, analogies

@@ -12,8 +12,8 @@ import qkv
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec import tokenizers as spec
 from qkv.spec.branches import Attention, FeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.model import Text
+from qkv.system.errors import UserError
 from qkv.tokenizers.convert import convert_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train

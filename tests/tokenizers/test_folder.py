@@ -11,7 +11,7 @@ import pytest
 import transformers
 from tests.tokenizers.texts import BY_HAND
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tokenizers.byte_level import SYMBOLS
 from qkv.tokenizers.coders import ByteCoder
 from qkv.tokenizers.tokenizer import Tokenizer

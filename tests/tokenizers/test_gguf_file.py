@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tokenizers.gguf.file import header
 
 NUMBERS = {

@@ -12,8 +12,8 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 
-from qkv.spec.errors import UserError
 from qkv.spec.tokenizers import BPE, Bytes, Characters, Code, Words
+from qkv.system.errors import UserError
 from qkv.tokenizers.gguf import words as gguf_words
 from qkv.tokenizers.gguf.write import metadata_of_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from qkv.spec import tokenizers as spec
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tokenizers.special import CONTENTS
 from qkv.tokenizers.stream import StreamDecoder
 from qkv.tokenizers.tokenizer import Tokenizer, well_formed

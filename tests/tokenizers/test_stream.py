@@ -10,7 +10,7 @@ from tests.tokenizers.texts import TEXTS
 from tokenizers import decoders, models, pre_tokenizers
 
 from qkv.spec import tokenizers as spec
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tokenizers.stream import StreamDecoder
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train

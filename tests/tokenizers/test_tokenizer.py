@@ -18,7 +18,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from qkv.spec import tokenizers as spec
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tokenizers.coders import ByteCoder, CharacterCoder, PlainCoder, UnitCoder
 from qkv.tokenizers.tokenizer import Tokenizer, well_formed
 from qkv.tokenizers.train import train

@@ -13,8 +13,8 @@ from tests.tokenizers.texts import BY_HAND
 from tokenizers import models, pre_tokenizers, trainers
 
 from qkv.spec import tokenizers as spec
-from qkv.spec.errors import UserError
 from qkv.spec.register import implementations, implements
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 from qkv.tokenizers.waiting import interruptible

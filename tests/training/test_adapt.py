@@ -16,8 +16,8 @@ from qkv.models.build import build
 from qkv.runs.storage.checkpoint import CheckpointStore
 from qkv.runs.storage.files import read_tensors
 from qkv.runs.storage.load import load_adapted
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.training.environment import FILE
 from qkv.training.loop import train
 from qkv.training.watch.events import Notice

@@ -17,9 +17,9 @@ from qkv.costs.measuring.machine import Machine
 from qkv.data.batching.batches import Batches
 from qkv.data.corpora.corpus import open_corpus
 from qkv.data.vocabulary import Vocabulary
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import BPE, Characters
+from qkv.system.errors import UserError
 from qkv.system.processor import processor_name
 from qkv.tasks.dataset import with_vocabulary
 

@@ -15,9 +15,9 @@ from qkv.choosing.signals import register
 from qkv.choosing.signals.settings import MINUTES
 from qkv.costs.measuring.machine import Machine
 from qkv.data.records.model import Records
-from qkv.spec.errors import UserError
 from qkv.spec.models.wide import Ngrams
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.registry import tasks
 from qkv.tasks.task import Defaults
 

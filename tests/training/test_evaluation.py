@@ -17,8 +17,8 @@ from qkv.runs import evaluation
 from qkv.runs.evaluation import evaluate
 from qkv.runs.storage.evaluation_file import EVALUATION, read_evaluation, write_evaluation
 from qkv.runs.storage.load import load
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.labels.classification import ClassificationTask
 from qkv.tasks.registry import build_task
 from qkv.tasks.task import Evaluation

@@ -12,8 +12,8 @@ from tests.training.test_start import published_bert, published_gpt2
 
 import qkv as library
 from qkv.choosing.finetune_text import finetuned_on_text
-from qkv.spec.errors import UserError
 from qkv.spec.files.yaml_io import read_recipe
+from qkv.system.errors import UserError
 
 WORDS = ("film", "plot", "actors", "scene", "good", "bad")
 

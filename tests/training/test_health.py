@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from qkv.models.transformer import Transformer
 from qkv.runs.metrics import rows_of
 from qkv.runs.storage.checkpoint import CheckpointStore
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.training import setup
 from qkv.training.loop import train
 from qkv.training.watch.events import Ended, Event

@@ -18,8 +18,9 @@ from tests.training.test_wide import recipe_of
 from qkv.choosing.automatic_task import automatic_task
 from qkv.runs.metrics import rows_of
 from qkv.runs.run import Run
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.training.interrupt import Interrupted
 from qkv.training.loop import train
 from qkv.training.race import heats as heats_module

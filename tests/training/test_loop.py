@@ -18,8 +18,8 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.models.build import build
 from qkv.runs.metrics import rows_of
 from qkv.runs.storage.files import read_tensors
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import with_vocabulary
 from qkv.tasks.text.next_token import NextTokenTask
 from qkv.training.loop import train

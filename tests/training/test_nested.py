@@ -16,8 +16,8 @@ from qkv.report.metrics import read_metrics
 from qkv.runs.storage.checkpoint import read_checkpoint
 from qkv.runs.storage.evaluation_file import read_evaluation
 from qkv.runs.storage.files import read_metadata
-from qkv.spec.errors import UserError
 from qkv.spec.tokenizers import Bytes
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 from qkv.training.environment import FILE, Environment, read_environment

@@ -17,9 +17,9 @@ from qkv.ops.orthogonal import choose
 from qkv.ops.selection.choices import Choice
 from qkv.runs.storage.files import read_tensors, write_tensors
 from qkv.spec.branches import FeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.training import AdamW, Muon, Optimizer
+from qkv.system.errors import UserError
 from qkv.training.optim.optimisers import build_optimizer
 
 

@@ -13,9 +13,10 @@ from tests.training.kill_storm import STEPS, differences, ignore, small_recipe
 from tests.training.test_resume import Crash
 
 from qkv.runs.metrics import rows_of
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import Constant, Cosine, InverseSquareRoot, Training
+from qkv.system.errors import UserError
 from qkv.training import clock
 from qkv.training.loop import Trainer, train
 from qkv.training.optim.schedules import shortened

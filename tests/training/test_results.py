@@ -12,9 +12,9 @@ import yaml
 from tests.training.kill_storm import ignore
 
 from qkv.runs.storage.load import load
-from qkv.spec.errors import UserError
 from qkv.spec.files.yaml_edit import with_keys
 from qkv.spec.files.yaml_io import read_recipe
+from qkv.system.errors import UserError
 from qkv.training.loop import train
 from qkv.training.watch.results import record, stale
 

@@ -12,10 +12,10 @@ from tests.training.kill_storm import STEPS, differences, ignore, small_recipe, 
 
 from qkv.runs.storage.files import read_tensors
 from qkv.runs.storage.folder import locked
-from qkv.spec.errors import UserError
 from qkv.spec.files.overrides import override
 from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.training.loop import train
 from qkv.training.watch.events import Event, Notice, Saved, Stepped, Validated
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.spec.errors import UserError
 from qkv.spec.training import Constant, Cosine, InverseSquareRoot, LinearDecay, Schedule, WarmupStableDecay
+from qkv.system.errors import UserError
 from qkv.training.optim.schedules import multiplier, same_so_far
 
 

@@ -25,7 +25,7 @@ from qkv.interop.save import save_published
 from qkv.models.build import build
 from qkv.runs.run import Run
 from qkv.runs.start import with_start
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.training.loop import train
 from qkv.training.watch.events import Event, Notice
 

@@ -23,8 +23,8 @@ from qkv.choosing.automatic_task import automatic_task
 from qkv.choosing.guessed import guess_task
 from qkv.interop.save import covering
 from qkv.runs.run import Run
-from qkv.spec.errors import UserError
 from qkv.spec.signals.images import Images
+from qkv.system.errors import UserError
 from qkv.training.watch.events import Event, Notice
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")

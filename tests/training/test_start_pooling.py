@@ -18,8 +18,8 @@ from transformers import BertConfig, BertForMaskedLM, RobertaConfig, RobertaForM
 import qkv
 from qkv.models.heads.head import build_head
 from qkv.runs.start import find_start, with_start
-from qkv.spec.errors import UserError
 from qkv.spec.heads import ClassificationHead, Head, Hidden, RegressionHead
+from qkv.system.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers"

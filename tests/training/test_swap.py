@@ -18,8 +18,8 @@ from qkv.runs.evaluation import evaluate
 from qkv.runs.run import Run
 from qkv.runs.storage.checkpoint import CheckpointStore
 from qkv.runs.storage.load import load
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.training.interrupt import Interrupted
 from qkv.training.loop import train
 from qkv.training.swap import AFTER, BEFORE, HEALED, Swapped, swap

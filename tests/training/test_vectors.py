@@ -11,8 +11,8 @@ from tests.tasks.running import CAUSAL, PAIR, VECTORS, recipe_of
 
 from qkv.models.build import build
 from qkv.runs.storage.load import load
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.registry import build_task
 from qkv.training.loop import train
 from qkv.training.vectors import start_vectors, words_of

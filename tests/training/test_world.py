@@ -19,7 +19,7 @@ from tests.training.two_processes import CUT
 from qkv.ops.selection.choices import Choice, ChoiceTable, choose, using
 from qkv.runs.storage.checkpoint import Checkpoint, CheckpointStore
 from qkv.runs.storage.folder import locked
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.system.world import World
 from qkv.training.interrupt import StopNow, StopRequest
 from qkv.training.watch.record import RunRecorder, SilentRecorder

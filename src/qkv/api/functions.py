@@ -20,12 +20,12 @@ from qkv.api.given import (
 from qkv.api.recipes import find_recipe, folder_of, is_text, place_of
 from qkv.choosing.verbs import data_fields, split_settings, task_named
 from qkv.data.given.tables import is_given
-from qkv.spec.errors import UserError
 from qkv.spec.files.overrides import measured, override, quick_form
 from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import Training
+from qkv.system.errors import UserError
 from qkv.system.torch_settings import with_usual_settings
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from qkv.data.given.files import kept
 from qkv.data.given.plain import sort
 from qkv.data.given.tables import ALLOWED, are_splits, is_column, is_frame, is_given, splits_of
 from qkv.data.records.images.pictures import is_picture
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from qkv.runs.run import Run

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.api.given import RunPlace, training_files
 from qkv.choosing.verbs import data_fields, split_settings, task_named
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.files.given import is_kept_text, kept_name
 from qkv.spec.files.overrides import override
 from qkv.spec.files.shipped import is_shipped, shipped
 from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from qkv.choosing.tables import TableFound

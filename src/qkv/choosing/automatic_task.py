@@ -22,7 +22,6 @@ from qkv.data.records.model import Records
 from qkv.runs.start import find_start, with_inputs_of
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.data import Data, LengthBuckets, TokenBuckets
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.files.overrides import assignments, override
 from qkv.spec.frontends import HashedWords
 from qkv.spec.generation import Generation
@@ -37,6 +36,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Task as TaskSpec
 from qkv.spec.tokenizers import Characters, Tokenizer
 from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
+from qkv.system.errors import UserError, nearest
 from qkv.tasks.baselines.baselines import NGRAMS_PER_WORD, too_large
 from qkv.tasks.registry import tasks
 from qkv.tasks.task import Defaults

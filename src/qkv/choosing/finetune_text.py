@@ -13,13 +13,13 @@ from qkv.data.corpora.sources import TextSource, resolve
 from qkv.report.figures import counted
 from qkv.runs.start import StartModel, find_start
 from qkv.spec.data import Data, RandomCrops
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.spec.recipe import Recipe
 from qkv.spec.recipes.task import Task
 from qkv.spec.tasks import MaskedTokens, NextToken
 from qkv.spec.tokenizers import TokenizerFile
 from qkv.spec.training import Training
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 
 _BATCH = 8

@@ -15,8 +15,8 @@ from qkv.data.records.named import TABLES, named_tables
 from qkv.data.records.open import open_records
 from qkv.data.records.table import Table
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError
 from qkv.spec.tasks import Task
+from qkv.system.errors import UserError
 from qkv.tasks.registry import build_task
 
 _CLASSES = 20

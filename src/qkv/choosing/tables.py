@@ -12,8 +12,8 @@ from qkv.data.records.formats import ENDINGS, SQUAD, table_of
 from qkv.data.records.named import TABLES
 from qkv.data.records.table import head
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError
 from qkv.spec.tasks import Task
+from qkv.system.errors import UserError
 from qkv.tasks.registry import build_task
 
 _SHOWN = 8

@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.processors import processor_roles
+from qkv.system.errors import UserError, nearest
 
 
 class Verb(NamedTuple):

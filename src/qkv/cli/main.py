@@ -20,8 +20,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.extension.imports import VARIABLE, add_to_variable, import_parts, imported_line
+from qkv.system.errors import UserError, nearest
 from qkv.training.interrupt import Interrupted
 
 ROOMS = {

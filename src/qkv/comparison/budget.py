@@ -12,10 +12,11 @@ import torch
 from qkv.costs.cost import cost
 from qkv.models.transformer import Transformer
 from qkv.runs.start import with_start
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.files.overrides import Assignment, assignments, override
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.registry import task_of_recipe
 
 TOLERANCE = 0.01

@@ -16,10 +16,10 @@ from qkv.comparison.show import ShowRuns
 from qkv.report.evaluation import ERRORS
 from qkv.runs.storage.files import clear_errors
 from qkv.runs.storage.folder import SPEC as RUN
-from qkv.spec.errors import UserError
 from qkv.spec.files.yaml_io import write_spec
 from qkv.spec.recipe import Recipe
 from qkv.spec.recipes.comparison import Comparison
+from qkv.system.errors import UserError
 from qkv.system.files import write_file
 
 SPEC, RESULTS = "comparison.yaml", "results.json"

@@ -21,8 +21,8 @@ from typing import IO, Any, Protocol
 from qkv.comparison.outcome import KILLED, Outcome, Report, carry_out, read_outcome, write_outcome
 from qkv.comparison.plan import PlannedRun
 from qkv.comparison.worker import report_of
-from qkv.spec.errors import UserError
 from qkv.system.allowance import usable_threads
+from qkv.system.errors import UserError
 from qkv.training.interrupt import Interrupted, StopRequest
 
 _LOOK = 0.5

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qkv.runs.storage.files import clear_errors
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.system.files import write_file
 from qkv.training.watch.events import Ended, Event, Started, Stepped
 

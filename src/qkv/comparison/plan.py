@@ -16,9 +16,9 @@ from qkv.comparison.budget import Sized, sized, with_flops, with_parameters
 from qkv.runs.storage.files import clear_errors
 from qkv.runs.storage.identity import difference
 from qkv.spec.base import Spec
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.recipes.comparison import Comparison, base_recipe, entry_recipe, factor_name
+from qkv.system.errors import UserError
 from qkv.system.files import write_file
 from qkv.tasks.registry import task_of_recipe
 

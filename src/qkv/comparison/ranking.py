@@ -17,8 +17,8 @@ from qkv.report.comparison import Curve, TableOf, ranking_report
 from qkv.report.evaluation import ERRORS, words
 from qkv.report.figures import duration, fixed, short
 from qkv.runs.metrics import rows_of
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipes.comparison import factor_name
+from qkv.system.errors import UserError, nearest
 from qkv.tasks.registry import task_of_recipe
 from qkv.training.compare import setting_text, settings_that_differ, validations
 

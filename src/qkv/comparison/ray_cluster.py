@@ -12,8 +12,8 @@ from typing import Any
 from qkv.comparison.executors import Watcher
 from qkv.comparison.outcome import KILLED, Outcome, Report, carry_out, write_outcome
 from qkv.comparison.plan import PlannedRun
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.training.interrupt import Interrupted, StopRequest
 
 LOCAL = "local"

@@ -27,9 +27,9 @@ from qkv.report.comparison import TableOf, ranking_report
 from qkv.report.evaluation import ERRORS, words
 from qkv.report.figures import fixed, short
 from qkv.runs.storage.files import clear_errors
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.recipes.comparison import factor_name
+from qkv.system.errors import UserError
 from qkv.system.files import write_file
 
 RESULTS = "scaling.json"

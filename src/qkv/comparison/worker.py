@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from qkv.comparison.outcome import Report, carry_out
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.training.interrupt import Interrupted
 
 _EVERY = 0.2

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.model import Encoder, Model, Stack
+from qkv.system.errors import UserError, nearest
 
 PRECISIONS = {"fp32": 4, "bf16": 2}
 """Bytes per number in each precision."""

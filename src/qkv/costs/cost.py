@@ -14,9 +14,9 @@ from qkv.costs.measuring.machine import Machine, stored_machine, usable_memory
 from qkv.costs.shares import FLOAT, Blocks, Share, added
 from qkv.report.figures import short, size
 from qkv.report.fragment import tables_fragment
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model, Stack
 from qkv.spec.training import Training
+from qkv.system.errors import UserError
 
 if TYPE_CHECKING:
     from qkv.costs.counting.counted import Trained

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from qkv.spec.errors import UserError
 from qkv.system.cache import cache_folder
+from qkv.system.errors import UserError
 
 T = TypeVar("T")
 PARTIAL = ".partial-"

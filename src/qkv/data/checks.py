@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 def check_share(name: str, value: float) -> None:

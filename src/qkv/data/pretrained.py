@@ -17,10 +17,10 @@ from qkv.data.vocabulary import WEIGHTS_FILE as WEIGHTS
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.edit.assign import place, places_of
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.files.shipped import shipped
 from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 
 
 class Pretrained(NamedTuple):

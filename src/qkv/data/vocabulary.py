@@ -10,8 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.processors import INPUT, Processor
+from qkv.system.errors import UserError
 from qkv.system.files import write_file
 from qkv.tokenizers.absent import NO_TEXT
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer

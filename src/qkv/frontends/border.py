@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qkv.layers.graph import Graph
 from qkv.layers.signal import Signal
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 _FEW = 256
 """Number of values up to which Python is faster than a reduction."""

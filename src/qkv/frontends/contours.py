@@ -9,10 +9,10 @@ from qkv.frontends.placed import PlacedFrontend
 from qkv.layers.context import Context
 from qkv.layers.linear.linear import Linear
 from qkv.layers.signal import Signal
-from qkv.spec.errors import UserError
 from qkv.spec.model import Stack
 from qkv.spec.register import implements
 from qkv.spec.signals.contours import COLUMNS, ContourPoints
+from qkv.system.errors import UserError
 
 
 @implements(ContourPoints)

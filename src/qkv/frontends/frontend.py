@@ -15,11 +15,11 @@ from qkv.layers.graph import Graph
 from qkv.layers.layout import Declared
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
-from qkv.spec.errors import UserError
 from qkv.spec.frontends import Frontend as FrontendSpec
 from qkv.spec.model import Stack as StackSpec
 from qkv.spec.register import implementation
 from qkv.state.arrival import Arrival, Counts
+from qkv.system.errors import UserError
 
 
 class Past(NamedTuple):

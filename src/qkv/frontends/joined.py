@@ -11,10 +11,10 @@ from qkv.frontends.frontend import Frontend, build_frontend
 from qkv.frontends.text import TextFrontend
 from qkv.layers.context import Context
 from qkv.layers.signal import Signal, placeholder
-from qkv.spec.errors import UserError
 from qkv.spec.model import Stack
 from qkv.spec.register import implements
 from qkv.spec.signals.joined import Joined
+from qkv.system.errors import UserError
 
 
 @implements(Joined)

@@ -13,10 +13,10 @@ from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.layers.signal import Signal
 from qkv.ops.dropout import dropout
-from qkv.spec.errors import UserError
 from qkv.spec.model import Stack
 from qkv.spec.register import implements
 from qkv.spec.signals.graphs import Nodes
+from qkv.system.errors import UserError
 
 
 @implements(Nodes)

@@ -13,10 +13,10 @@ from qkv.frontends.placed import PlacedFrontend, check_pixels
 from qkv.layers.context import Context, PositionGrid
 from qkv.layers.layout import WHOLE, Layouts
 from qkv.layers.signal import Signal
-from qkv.spec.errors import UserError
 from qkv.spec.model import Stack
 from qkv.spec.register import implements
 from qkv.spec.signals.images import Patches
+from qkv.system.errors import UserError
 
 
 class _Stage(nn.Sequential):

@@ -13,9 +13,9 @@ from qkv.layers.layout import Layouts
 from qkv.layers.norms import build_norm
 from qkv.layers.positions import build_positions
 from qkv.ops.dropout import dropout
-from qkv.spec.errors import UserError
 from qkv.spec.frontends import Placed
 from qkv.spec.model import Stack
+from qkv.system.errors import UserError
 
 
 def check_pixels(pixels: Tensor, noun: str, **sizes: int | None) -> None:

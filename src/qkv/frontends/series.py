@@ -15,11 +15,11 @@ from qkv.layers.norms import build_norm
 from qkv.layers.positions import build_positions
 from qkv.layers.signal import Signal
 from qkv.layers.times import WINDOW_EPS, TimedSignal
-from qkv.spec.errors import UserError
 from qkv.spec.model import Stack
 from qkv.spec.parts import NoNorm
 from qkv.spec.register import implements
 from qkv.spec.signals.series import SeriesPatches, SeriesSteps
+from qkv.system.errors import UserError
 
 
 class _SeriesFrontend(PlacedFrontend):

@@ -14,11 +14,11 @@ from qkv.layers.linear.linear import Linear
 from qkv.layers.linear.quantized import QuantizedTable, matrix_of
 from qkv.layers.signal import Signal
 from qkv.ops.quantized.reference import lookup
-from qkv.spec.errors import UserError
 from qkv.spec.frontends import Text
 from qkv.spec.model import Stack
 from qkv.spec.register import implements
 from qkv.spec.signals.image_sequences import CodeTokens
+from qkv.system.errors import UserError
 
 MASKED_SHARE = 0.15 * 0.8
 """Share of mask tokens in training: of 15 % of the tokens, 80 % are replaced by one (Devlin et al. 2019)."""

@@ -10,10 +10,10 @@ from qkv.layers.context import Context, PositionGrid
 from qkv.layers.layout import Layouts
 from qkv.layers.linear.linear import Linear
 from qkv.layers.signal import Signal
-from qkv.spec.errors import UserError
 from qkv.spec.model import Stack
 from qkv.spec.register import implements
 from qkv.spec.signals.video import Tubelets
+from qkv.system.errors import UserError
 
 
 @implements(Tubelets)

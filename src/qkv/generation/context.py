@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 
 from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError, dotted
 from qkv.spec.generation import Generation
 from qkv.spec.model import Model
+from qkv.system.errors import UserError, dotted
 
 
 def first_seen(length: int, limit: int | None) -> int:

@@ -18,7 +18,7 @@ from qkv.layers.signal import Signal
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 from qkv.tokenizers.framing import Framed
 from qkv.tokenizers.tokenizer import Tokenizer
 

@@ -26,8 +26,8 @@ from qkv.generation.decode.score import (
 )
 from qkv.generation.text import generate_texts
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation, Measure
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 
 LABEL = "label"

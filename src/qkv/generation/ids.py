@@ -8,8 +8,8 @@ from qkv.generation.decode.beam import beam_search
 from qkv.generation.decode.sample import generate
 from qkv.generation.decode.speculate import Speculator
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
+from qkv.system.errors import UserError
 
 
 def write_ids(

@@ -13,8 +13,8 @@ from qkv.generation.writer import PROMPT_END, TextWriter
 from qkv.models.evaluating import evaluating
 from qkv.models.fast.frozen_weights import unchanged
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
+from qkv.system.errors import UserError
 from qkv.tokenizers.special import special_ids
 from qkv.tokenizers.tokenizer import Tokenizer
 

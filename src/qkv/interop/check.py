@@ -21,7 +21,7 @@ from qkv.interop.files.folder import read_json
 from qkv.interop.files.places import CONFIG
 from qkv.interop.series import answer_as_published, as_published, channels_of
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 LIMIT = 2 << 30
 """Size limit in bytes of fp32 weights for the default comparison, which holds two copies in memory."""

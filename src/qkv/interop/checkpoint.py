@@ -15,8 +15,8 @@ from qkv.interop.mapping.config import Config, Held
 from qkv.interop.mapping.family import Family, read_spec
 from qkv.interop.registry import choose
 from qkv.interop.schemes.scheme import KEYS, settings_of, with_matrices
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
+from qkv.system.errors import UserError
 from qkv.tokenizers.folder import holds_tokenizer
 from qkv.tokenizers.gguf.file import is_gguf
 

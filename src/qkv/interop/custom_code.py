@@ -13,7 +13,7 @@ from torch import Tensor
 from qkv.interop.files.places import CONFIG, GENERATION, TOKENIZER_CONFIG, WEIGHTS
 from qkv.interop.save import about, tokenizer_config, write_json, write_tensors
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.system.files import write_file
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from qkv.interop.files.folder import read_json
 from qkv.interop.files.places import PREPROCESSOR
 from qkv.interop.mapping.config import Config
-from qkv.spec.errors import UserError, nearest, quoted
 from qkv.spec.model import Model
 from qkv.spec.processors import Processor
 from qkv.spec.signals.images import Images, Patches
+from qkv.system.errors import UserError, nearest, quoted
 
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Resampling filters by their numbers in Pillow."""

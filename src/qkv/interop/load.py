@@ -31,12 +31,12 @@ from qkv.models.edit.assign import Place, place, places_of
 from qkv.models.edit.quantize import can_hold_packed, hold_packed
 from qkv.models.transformer import Transformer
 from qkv.ops.quantized.packed import PackedMatrix
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation
 from qkv.spec.model import Model
 from qkv.spec.processors import Processor
 from qkv.system.allocator import apart_from_kept_memory
 from qkv.system.allowance import limit_threads
+from qkv.system.errors import UserError, nearest
 from qkv.tokenizers.folder import holds_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer
 

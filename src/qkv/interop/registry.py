@@ -7,9 +7,9 @@ from __future__ import annotations
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
 from qkv.interop.unsupported import NEEDS
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.extension.imports import import_more
 from qkv.spec.register import Register
+from qkv.system.errors import UserError, nearest
 
 _FAMILIES: Register[str, Family] = Register("qkv.interop.families")
 

@@ -21,9 +21,9 @@ from qkv.interop.mapping.names import matches, reason_for
 from qkv.interop.mapping.normal import normal
 from qkv.interop.registry import families
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.processors import Processor
+from qkv.system.errors import UserError
 from qkv.system.files import new_file, write_file
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 

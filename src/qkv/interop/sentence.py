@@ -12,9 +12,9 @@ from qkv.interop.files.folder import read_json
 from qkv.interop.files.places import CONFIG, MODULES, is_sentence_folder
 from qkv.interop.mapping.config import Config
 from qkv.layers.pooling import SENTENCE_NAMES
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import Pooled
 from qkv.spec.parts import NoNorm, RMSNorm
+from qkv.system.errors import UserError, nearest
 
 SETTINGS = "config_sentence_transformers.json"
 READERS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_xlm-roberta_config.json")

@@ -18,7 +18,7 @@ from qkv.interop.mapping.family import Family, read_spec, without_prefix
 from qkv.interop.mapping.names import Match, matches
 from qkv.interop.registry import families
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 
 _MOST_LAYERS = 200
 """Maximum number of layers of an example model."""

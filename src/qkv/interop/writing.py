@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from qkv.interop.files.folder import read_json
 from qkv.interop.files.places import GENERATION
 from qkv.interop.mapping.config import Config
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
+from qkv.system.errors import UserError
 from qkv.tokenizers.gguf.file import is_gguf
 from qkv.tokenizers.gguf.read import ends_of
 from qkv.tokenizers.tokenizer import Tokenizer

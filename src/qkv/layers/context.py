@@ -12,8 +12,8 @@ from torch import Tensor
 from qkv.layers.graph import Graph
 from qkv.layers.tap import Tap
 from qkv.ops.documents import starts_of
-from qkv.spec.errors import UserError
 from qkv.state.arrival import Arrival
+from qkv.system.errors import UserError
 
 T = TypeVar("T")
 MEMORY = "memory"

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 class Piece(NamedTuple):

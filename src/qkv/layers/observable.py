@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 
 from qkv.layers.tap import Tap
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 Points = Mapping[str, str]
 """Points of a module: what the value is, with its shape, by name."""

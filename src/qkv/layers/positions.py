@@ -17,8 +17,8 @@ from qkv.layers.position_wise.activations import ACTIVATIONS
 from qkv.ops import positions as ops
 from qkv.ops.at_least_single import at_least_single, single_or_wider
 from qkv.spec import parts as spec
-from qkv.spec.errors import UserError
 from qkv.spec.register import implementation, implements
+from qkv.system.errors import UserError
 
 
 class Positions(Declared):

@@ -18,8 +18,8 @@ from qkv.ops.attention.reference import RelativeValues
 from qkv.ops.masks import Sites
 from qkv.ops.positions import clipped_distances, distance_buckets
 from qkv.spec import branches, parts
-from qkv.spec.errors import UserError
 from qkv.spec.register import implementation, implements
+from qkv.system.errors import UserError
 
 
 class Relative(LookupTable):

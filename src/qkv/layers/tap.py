@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 class Location(NamedTuple):

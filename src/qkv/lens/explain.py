@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from qkv.runs.inference.predict import predict
 from qkv.runs.run import Run, task_of
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 MOST_WORDS = 1000
 """Maximum number of words of an input that are left out in turn, counted from its beginning."""

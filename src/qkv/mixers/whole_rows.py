@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qkv.layers.context import Context
 from qkv.ops.documents import documents
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 def each_row(x: Tensor, context: Context, mix: Callable[[Tensor, Tensor | None], Tensor], kind: str) -> Tensor:

@@ -11,7 +11,7 @@ from qkv.layers.branch import Branch
 from qkv.layers.tap import Recorder
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 @torch.no_grad()

@@ -10,11 +10,11 @@ from qkv.layers.positions import Positions
 from qkv.models.construct import construct
 from qkv.models.stack.layered import Layered
 from qkv.models.transformer import Stack, Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.models.start import ConstructedStart, Start
 from qkv.system.allocator import keep_freed_memory
 from qkv.system.allowance import limit_threads
+from qkv.system.errors import UserError
 from qkv.system.torch_settings import usual_settings
 
 

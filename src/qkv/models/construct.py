@@ -9,8 +9,8 @@ from torch import Tensor
 
 from qkv.layers.layout import Layout, Piece, layouts
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.models.start import ConstructedStart, Values, WeightPiece
+from qkv.system.errors import UserError, nearest
 
 _SUFFIX = ".weight"
 

@@ -25,7 +25,6 @@ from qkv.models.stack.layered import Layered
 from qkv.models.stack.segmentation import build_segmentation
 from qkv.models.state import Decoded, State
 from qkv.models.wide import DEEP, build_wide
-from qkv.spec.errors import UserError, dotted
 from qkv.spec.model import Encoder as EncoderSpec
 from qkv.spec.model import Latents as LatentsSpec
 from qkv.spec.model import Model
@@ -35,6 +34,7 @@ from qkv.state.arrival import Counts
 from qkv.state.pages import room_for
 from qkv.state.store import slots_for
 from qkv.state.tree import cut
+from qkv.system.errors import UserError, dotted
 
 Embedded = tuple[Tensor, Context]
 

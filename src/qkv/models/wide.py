@@ -13,9 +13,9 @@ from qkv.layers.layout import WHOLE, Declared, Layouts
 from qkv.layers.signal import Signal
 from qkv.layers.times import WINDOW_EPS, TimedSignal
 from qkv.ops.at_least_single import at_least_single
-from qkv.spec.errors import UserError
 from qkv.spec.models import wide as spec
 from qkv.spec.register import implementation, implements
+from qkv.system.errors import UserError
 
 DEEP, WIDE = 0, 1
 """Indices of the deep and the wide path in ``share`` and ``used``."""

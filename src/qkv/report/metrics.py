@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.system.files import write_file
 
 FLAG = "nonfinite"

@@ -20,9 +20,9 @@ from qkv.runs.run import Run, task_of
 from qkv.runs.storage.before_refit import NOTE, without_validation_rows
 from qkv.runs.storage.checkpoint import newest_state
 from qkv.runs.storage.folder import SPEC
-from qkv.spec.errors import UserError
 from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import OTHER, Dataset, ExampleDataset
 from qkv.tasks.task import Evaluation, Task, Totals
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from qkv.report.figures import duration
 from qkv.report.metrics import read_metrics
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 METRICS = "metrics.jsonl"
 PLANNED, EXPECTED, TAKEN = "planned_steps", "planned_seconds", "taken_seconds"

@@ -23,11 +23,11 @@ from qkv.runs.storage.folder import SPEC, locked
 from qkv.runs.storage.identity import MADE_WITH, made_with, write_parts
 from qkv.runs.storage.load import load, load_stored
 from qkv.runs.storage.published import NOT_SAID
-from qkv.spec.errors import UserError, quoted
 from qkv.spec.files.yaml_io import write_spec
 from qkv.spec.models.adapt import Whole
 from qkv.spec.models.quantization import Quantization
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError, quoted
 from qkv.system.files import write_file
 
 BEFORE, AFTER = "before", "after"

@@ -40,7 +40,6 @@ from qkv.runs.storage.folder import SPEC, WEIGHTS
 from qkv.runs.storage.identity import MADE_WITH, check_unedited
 from qkv.runs.storage.published import pieces
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.heads import Head, LanguageModelHead, Pooled
 from qkv.spec.model import Model
@@ -50,6 +49,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Task, Translation
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
 from qkv.spec.tokenizers import TokenizerFile
+from qkv.system.errors import UserError, nearest
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 
 _HEAD = "head."

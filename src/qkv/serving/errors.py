@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 from qkv.generation.queue.requests import QueueFull
-from qkv.spec.errors import SpecError, UserError, dotted
+from qkv.spec.errors import SpecError
+from qkv.system.errors import UserError, dotted
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 

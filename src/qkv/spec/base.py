@@ -29,8 +29,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, core_schema
 
-from qkv.spec.errors import Problem, SpecError, nearest, quoted
+from qkv.spec.errors import Problem, SpecError
 from qkv.spec.extension.imports import import_more
+from qkv.system.errors import nearest, quoted
 
 T = TypeVar("T")
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from qkv.spec.base import LARGEST_SEED, Seq, Spec
-from qkv.spec.errors import Problem, quoted
+from qkv.spec.errors import Problem
 from qkv.spec.recipes.forbidding import Forbidding
+from qkv.system.errors import quoted
 
 FILTERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields of the logit filters; rows with equal values of these fields are filtered together."""

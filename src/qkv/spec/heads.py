@@ -8,10 +8,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_args
 from pydantic import BeforeValidator, Field
 
 from qkv.spec.base import Part, Seq
-from qkv.spec.errors import Problem, SpecError, nearest, quoted
+from qkv.spec.errors import Problem, SpecError
 from qkv.spec.frontends import WIDEST, Frontend
 from qkv.spec.models.forecasts import Forecast, Point
 from qkv.spec.parts import Activation, LayerNorm, NoNorm, Norm
+from qkv.system.errors import nearest, quoted
 
 PoolingName = Literal["first", "last", "mean", "mean_rest", "max", "mean_sqrt_len", "weighted_mean", "attention"]
 

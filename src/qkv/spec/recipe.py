@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from qkv.spec.base import Seq, Spec
 from qkv.spec.data import NO_DATA, Data
-from qkv.spec.errors import Problem, nearest
+from qkv.spec.errors import Problem
 from qkv.spec.files.formats import FORMAT
 from qkv.spec.frontends import Frontend
 from qkv.spec.generation import Generation
@@ -21,6 +21,7 @@ from qkv.spec.processors import Processor
 from qkv.spec.recipes.results import Published, Reached, Result, Typed, reached
 from qkv.spec.tasks import NextToken, Reads, Task
 from qkv.spec.training import Training
+from qkv.system.errors import nearest
 
 _NAME = re.compile(r"[\w+-]+")
 

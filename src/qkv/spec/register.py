@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from qkv.spec.base import Part
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 C = TypeVar("C", bound=Callable[..., Any])
 P = TypeVar("P", bound=Part)

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 VARIABLE = "QKV_DEVICE"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 VARIABLE, ALL = "QKV_WITHOUT", "all"
 PATHS = {

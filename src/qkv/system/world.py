@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 T = TypeVar("T")
 

@@ -16,9 +16,10 @@ from qkv.data.batching.rows import random
 from qkv.data.corpora.corpus import TRAIN, VALIDATION, Corpus
 from qkv.data.records.model import Records
 from qkv.data.vocabulary import Vocabulary
-from qkv.spec.errors import Problem, SpecError, UserError, nearest
+from qkv.spec.errors import Problem, SpecError
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError, nearest
 
 OTHER = "data"
 """Name of the split that holds a whole file other than the run's data, opened for evaluation."""

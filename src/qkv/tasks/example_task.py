@@ -21,10 +21,10 @@ from qkv.data.records.open import open_records, open_rows
 from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError
 from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import OTHER, Dataset, Example, ExampleDataset, with_vocabulary
 from qkv.tasks.task import Task
 from qkv.tokenizers.framing import Framed, shortened

@@ -19,9 +19,9 @@ from qkv.data.records.model import Role
 from qkv.layers.features import FeatureBag, with_features
 from qkv.layers.signal import Signal
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError
 from qkv.spec.models.wide import WidePath
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import Example
 from qkv.tasks.example_task import Truncation, text_in, types_or_none
 from qkv.tokenizers.framing import Framed

@@ -14,8 +14,8 @@ from qkv.data.batching.padding import lengths_or_none, padded
 from qkv.data.processors.processor import build_processor
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal, placeholder
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import Example, leaves
 from qkv.tasks.example_task import Truncation, text_in
 from qkv.tasks.inputs import EncodedRow, InputReader, SignalReader, TextReader

@@ -15,11 +15,11 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.spec import tokenizers
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.spec.heads import Head
 from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import Dataset, Scale
 
 __all__ = ["Evaluation", "Observed", "Scale", "Task", "Totals"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 TEMPLATE_FILE = "chat_template.jinja"
 """File with the template, beside ``tokenizer.json``."""

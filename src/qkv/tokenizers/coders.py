@@ -17,7 +17,7 @@ import numpy as np
 import tokenizers
 from tokenizers import models
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tokenizers.byte_level import SYMBOLS
 from qkv.tokenizers.special import special_ids
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tokenizers
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tokenizers.byte_level import SYMBOLS
 from qkv.tokenizers.chat import template_in
 from qkv.tokenizers.gguf.file import is_gguf

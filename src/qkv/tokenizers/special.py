@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 
 CONTENTS: dict[str, tuple[str, ...]] = {
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<PAD>"),

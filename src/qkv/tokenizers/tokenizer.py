@@ -17,7 +17,7 @@ import numpy as np
 import tokenizers
 from tokenizers import models
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.system.files import write_file
 from qkv.tokenizers.byte_level import token_bytes
 from qkv.tokenizers.chat import TEMPLATE_FILE

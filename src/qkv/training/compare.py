@@ -17,9 +17,9 @@ from qkv.runs.storage.checkpoint import newest_state
 from qkv.runs.storage.evaluation_file import read_evaluation
 from qkv.runs.storage.files import read_metadata
 from qkv.runs.storage.folder import SPEC, WEIGHTS
-from qkv.spec.errors import UserError
 from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.system.torch_settings import with_usual_settings
 from qkv.tasks.registry import task_of_recipe
 from qkv.training.environment import read_environment

@@ -18,7 +18,7 @@ from qkv.runs.storage.checkpoint import load_weights, save_weights
 from qkv.runs.storage.evaluation_file import write_evaluation
 from qkv.runs.storage.files import read_metadata, read_tensors
 from qkv.runs.storage.folder import WEIGHTS
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tasks.task import Evaluation
 from qkv.training.interrupt import StopNow, StopRequest
 from qkv.training.race import heats

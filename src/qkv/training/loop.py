@@ -30,9 +30,9 @@ from qkv.runs.storage.evaluation_file import read_evaluation
 from qkv.runs.storage.folder import FAILURE, WEIGHTS, locked
 from qkv.runs.storage.identity import MADE_WITH, made_with, recipe_digest
 from qkv.runs.storage.load import load
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import Training
+from qkv.system.errors import UserError, nearest
 from qkv.system.files import write_file
 from qkv.system.world import ALONE, World
 from qkv.training import clock, random_state

@@ -20,8 +20,8 @@ from qkv.ops.selection.choices import all_choices
 from qkv.runs.evaluation import evaluate_split, held_out, measure
 from qkv.runs.storage.checkpoint import weights
 from qkv.runs.storage.files import clear_errors, write_tensors
-from qkv.spec.errors import UserError
 from qkv.spec.training import Training
+from qkv.system.errors import UserError
 from qkv.system.files import PARTIAL
 from qkv.system.world import World
 from qkv.tasks.dataset import Dataset, ExampleDataset

@@ -20,10 +20,10 @@ from qkv.runs.storage.checkpoint import Checkpoint, CheckpointStore, load_weight
 from qkv.runs.storage.files import clear_errors, remove_partial
 from qkv.runs.storage.folder import SPEC, WEIGHTS, check_kept, had_best
 from qkv.runs.storage.identity import MADE_WITH, deciding, difference, edited, recipe_digest, write_parts
-from qkv.spec.errors import UserError
 from qkv.spec.files.yaml_io import read_recipe, write_spec
 from qkv.spec.recipe import Recipe
 from qkv.system.device import training_device
+from qkv.system.errors import UserError
 from qkv.system.optional import turned_off
 from qkv.system.world import ALONE, World
 from qkv.tasks.dataset import Dataset

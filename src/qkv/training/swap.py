@@ -28,11 +28,11 @@ from qkv.runs.storage.folder import locked
 from qkv.runs.storage.load import load
 from qkv.runs.storage.published import NOT_SAID
 from qkv.spec.base import LARGEST
-from qkv.spec.errors import UserError, quoted
 from qkv.spec.models.adapt import Whole
 from qkv.spec.models.surgery import operated, unrolled
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import Constant
+from qkv.system.errors import UserError, quoted
 from qkv.training import random_state
 from qkv.training.interrupt import Interrupted, StopRequest
 from qkv.training.loop import Trainer

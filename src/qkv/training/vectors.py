@@ -17,9 +17,9 @@ from qkv.models.transformer import Stack, Transformer
 from qkv.runs.storage.files import read_tensors
 from qkv.runs.storage.folder import WEIGHTS
 from qkv.runs.storage.identity import MADE_WITH, check_unedited
-from qkv.spec.errors import UserError
 from qkv.spec.frontends import Frontend
 from qkv.spec.model import Model
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 
 _TABLE = "frontend.table"

@@ -14,9 +14,9 @@ from qkv.data.given.files import kept
 from qkv.data.records.model import Role
 from qkv.data.records.open import open_records
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError
 from qkv.spec.files.given import found_in, kept_name
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 
 TEXT, LABEL = Role("text", "text", ("text",)), Role("label", "label", ("label",))
 

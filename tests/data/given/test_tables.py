@@ -13,7 +13,7 @@ from tests.data.given.frames import Dataset, Frame, NAType, Series, Stream, Valu
 
 from qkv.data.given.plain import plain
 from qkv.data.given.tables import is_given, rows_of, splits_of
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 ROWS = [{"text": "a", "n": 1}, {"text": "b", "n": None}]
 

@@ -17,8 +17,9 @@ from qkv.data.graphs.raw import read_graph
 from qkv.data.processors.graphs import GraphsProcessor
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.values import Unusable
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.signals.graphs import Graphs, Nodes
+from qkv.system.errors import UserError
 
 PATH: dict[str, Any] = {
     "num_nodes": 3,

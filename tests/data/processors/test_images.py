@@ -14,8 +14,8 @@ from PIL import Image
 
 from qkv.data.processors.images import ImageProcessor
 from qkv.data.records.values import Unusable
-from qkv.spec.errors import UserError
 from qkv.spec.signals.images import Images
+from qkv.system.errors import UserError
 
 RNG = np.random.default_rng(0)
 COLOURS = RNG.integers(0, 256, (6, 8, 3), dtype=np.uint8)

@@ -21,8 +21,8 @@ from qkv.data.records.table import Row
 from qkv.data.records.values import Unusable
 from qkv.data.series.statistics import statistics
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError
 from qkv.spec.signals.series import SIMPLE, Series
+from qkv.system.errors import UserError
 
 NAN = float("nan")
 ROLES = (Series.role, Role("label", "label", ("label", "class", "y")))

@@ -12,7 +12,7 @@ from tests.data.records.cases import ANSWER, CLASSIFY, SCORE, TAG, TRANSLATE, ev
 from qkv.data.records.formats import table_of
 from qkv.data.records.model import Role
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 GOOD = "".join(f"good {i},{'ab'[i % 2]}\n" for i in range(10))
 

@@ -12,7 +12,7 @@ from qkv.data.records.model import BadRow, Role
 from qkv.data.records.open import open_records
 from qkv.data.records.readers.fasta import fasta
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 CONTENT = """\
 >P1 Cell membrane OS=Homo sapiens OX=9606

@@ -18,8 +18,8 @@ from qkv.data.records.images.folders import is_litter, split_named
 from qkv.data.records.model import Records
 from qkv.data.records.open import open_records
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError
 from qkv.spec.signals.images import Images
+from qkv.system.errors import UserError
 
 ROLES = (Images.role, LABEL)
 CLASSES = ("round", "square", "with space")

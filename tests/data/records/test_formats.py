@@ -23,7 +23,7 @@ from qkv.data.records.readers.delimited import delimited
 from qkv.data.records.readers.jsonl import jsonl
 from qkv.data.records.readers.squad import squad
 from qkv.data.records.table import Row, Table, lines
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 REVIEWS = [{"text": f"review, the \"{i}\"th\nof 'many'", "label": "good" if i % 3 else "bad"} for i in range(9)]
 PLAIN = [{"text": f"review {i}", "label": "good" if i % 3 else "bad"} for i in range(9)]

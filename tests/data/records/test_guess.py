@@ -13,7 +13,7 @@ import pytest
 from tests.data.records.cases import ANSWER, CLASSIFY, LABEL, SCORE, TAG, TEXT, TRANSLATE, everything, read, write
 
 from qkv.data.records.model import Role
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 WORDS = "the film was long and the end of it came as no surprise to anybody who had seen the first one"
 LABELS = ("good", "bad", "so-so")

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.data.records.cases import CLASSIFY, SCORE, everything, read, write
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 WORDS = ("lamp", "warm", "soup", "stale", "Größe", "naïve", "it's", "day", "'quoted'", "50 %")
 TITLES = ("Export of 2023", "Reviews, all of them", "Sheet1", "Größe: 5")

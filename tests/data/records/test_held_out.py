@@ -11,7 +11,8 @@ from tests.data.records.cases import CLASSIFY, SCORE, read, write
 
 from qkv.data.records.split import hold_out_last
 from qkv.spec.data import Data
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
+from qkv.system.errors import UserError
 
 AUTHORS = ("Ann", "Bob", "Eva", "Max", "Zoe")
 ROWS = "".join(f"text {i},{'ab'[i % 2]},{AUTHORS[i % 5]},{2000 + i}\n" for i in range(40))

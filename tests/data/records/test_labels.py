@@ -17,7 +17,7 @@ from tests.data.records.cases import CLASSIFY, LABEL, TAG, TEXT, everything, rea
 from qkv.data.records.lists import printed_list
 from qkv.data.records.model import Role
 from qkv.data.records.values import Unusable, label_set
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 LABELS = Role("labels", "labels", ("labels", "topics", "genres"))
 SEVERAL = (TEXT, LABELS)

@@ -19,7 +19,7 @@ from qkv.data.corpora.named import NAMES, PublishedFile
 from qkv.data.records import named
 from qkv.data.records.model import Role
 from qkv.data.records.named import TABLES, KnownTable
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 REAL = os.environ.get("QKV_DATA", "")
 CONTENT = b"Ann\tP\n\nBo\tP\n\n" + b"\n" * 100

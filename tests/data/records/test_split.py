@@ -13,7 +13,7 @@ from tests.data.records.cases import ANSWER, CLASSIFY, LABEL, SCORE, TEXT, TRANS
 
 from qkv.data.records.model import Role
 from qkv.data.records.split import hold_out
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 @given(count=st.integers(2, 300), fraction=st.floats(0.01, 0.99), seed=st.text(max_size=4))

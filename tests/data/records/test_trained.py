@@ -16,7 +16,7 @@ from qkv.data.records.model import Role
 from qkv.data.records.open import open_rows
 from qkv.data.records.table import Row, Table
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 SERIES = Role("series", "series", ("series",))
 GRAPH = Role("graph", "signal", ("graph",))

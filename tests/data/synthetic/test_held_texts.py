@@ -12,7 +12,7 @@ from qkv.data.batching.batch import IGNORED
 from qkv.data.batching.rows import random
 from qkv.data.synthetic.associative_recall import associative_recall_batch
 from qkv.data.synthetic.copying import copying_batch
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 @given(st.integers(0, 4), st.integers(1, 9), st.integers(0, 5), st.integers(1, 9), st.integers(0, 999))

@@ -11,7 +11,7 @@ from tests.tasks.objectives.chance import assert_distributed
 from qkv.data.batching.batch import IGNORED
 from qkv.data.batching.rows import random
 from qkv.data.synthetic.recall import recall_batch, vocab_size
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 @given(st.integers(0, 4), st.integers(0, 12), st.integers(1, 9), st.integers(1, 9), st.integers(0, 999))

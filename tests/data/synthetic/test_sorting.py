@@ -10,7 +10,7 @@ from tests.tasks.objectives.chance import assert_distributed
 
 from qkv.data.batching.rows import random
 from qkv.data.synthetic.sorting import sorting_batch
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 @given(st.integers(0, 4), st.integers(0, 12), st.integers(1, 20), st.integers(0, 999))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tasks.objectives.chance import assert_distributed
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tasks.objectives.denoise import (
     DocumentRotation,
     Noise,

@@ -12,7 +12,7 @@ from tests.tasks.objectives.chance import assert_distributed, assert_share
 from tests.tasks.objectives.published import collator_tokenizer
 
 from qkv.data.batching.batch import IGNORED
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tasks.objectives.masked import Draws, apply, draw, mask_tokens
 
 VOCAB, MASK = 50, 4

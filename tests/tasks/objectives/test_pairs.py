@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tasks.objectives.chance import assert_distributed, assert_share
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tasks.objectives.pairs import (
     NegativeSampler,
     alias_table,

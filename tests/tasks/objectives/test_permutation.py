@@ -13,7 +13,7 @@ from tests.tasks.objectives.chance import assert_distributed, chi_square
 from tests.tasks.objectives.published import collator_tokenizer
 
 from qkv.data.batching.batch import IGNORED
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tasks.objectives.permutation import (
     PermutationBatch,
     arrange,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tasks.objectives.chance import assert_distributed
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tasks.objectives.spans import corrupt_spans, counts, cut, input_length_for, lengths_of, noise_mask, segments
 
 END, FIRST_SENTINEL = 1, 1000

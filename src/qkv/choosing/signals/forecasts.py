@@ -15,7 +15,6 @@ from qkv.data.series.windows import filled
 from qkv.report.figures import counted
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.data import RandomCrops
-from qkv.spec.errors import UserError
 from qkv.spec.files.overrides import assignments
 from qkv.spec.heads import ForecastHead
 from qkv.spec.masks import Full
@@ -25,6 +24,7 @@ from qkv.spec.models.wide import LinearWindow
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.series import Series, SeriesPatches
 from qkv.spec.tasks import Forecasting
+from qkv.system.errors import UserError
 
 _LONGEST, _SHORTEST = 512, 4
 """Maximum and minimum number of steps of the context."""

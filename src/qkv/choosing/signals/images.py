@@ -11,7 +11,6 @@ from qkv.data.processors.processor import build_processor
 from qkv.report.figures import counted
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.data import RandomCrops
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Model
@@ -20,6 +19,7 @@ from qkv.spec.parts import LayerNorm
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.images import Crop, Flip, Images, Patches, Pixels
 from qkv.spec.tasks import Task as TaskSpec
+from qkv.system.errors import UserError
 
 _GRID = 8
 """Approximate number of rows, and of columns, in a transformer's grid of positions."""

@@ -10,8 +10,8 @@ import typer
 from qkv.cli.inference.predict import named_values
 from qkv.cli.shared.prompting import NUM_EXAMPLES, Examples, NumExamples, TemplateText, template_of
 from qkv.cli.shared.runs import Copy, ModelFolder, run_or_published
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Measure
+from qkv.system.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from qkv.generation.few_shot import FewShotAnswer, Template

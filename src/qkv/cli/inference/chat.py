@@ -12,8 +12,9 @@ import typer
 
 from qkv.cli.shared.inputs import text_of_file
 from qkv.cli.shared.runs import Copy, ModelFolder, load_run
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.generation import Generation
+from qkv.system.errors import UserError
 
 if TYPE_CHECKING:
     from qkv.generation.queue.requests import RequestQueue

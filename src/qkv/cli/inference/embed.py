@@ -12,7 +12,7 @@ import typer
 from qkv.cli.shared.inputs import lines_of_input
 from qkv.cli.shared.runs import Copy, output_file, run_or_published
 from qkv.interop.files.places import is_sentence_folder
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np

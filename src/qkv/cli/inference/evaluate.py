@@ -13,9 +13,9 @@ import typer
 from qkv.api.given import choose_split
 from qkv.cli.shared.prompting import NUM_EXAMPLES, Examples, NumExamples, TemplateText, template_of
 from qkv.cli.shared.runs import Copy, Json, ModelFolder, output_file, run_folder, run_or_published
-from qkv.spec.errors import UserError
 from qkv.spec.files.overrides import measured
 from qkv.spec.files.yaml_io import read_recipe
+from qkv.system.errors import UserError
 
 if TYPE_CHECKING:
     from qkv.runs.run import Run

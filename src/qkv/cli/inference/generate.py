@@ -14,8 +14,9 @@ from qkv.cli.shared.decoding import DecodingOptions, decoding, decoding_options
 from qkv.cli.shared.inputs import text_of_input
 from qkv.cli.shared.runs import Copy, ModelFolder, load_run, output_file, run_folder
 from qkv.spec.base import LARGEST
-from qkv.spec.errors import SpecError, UserError, nearest
+from qkv.spec.errors import SpecError
 from qkv.spec.generation import Generation, Measure
+from qkv.system.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from qkv.runs.run import Run

@@ -15,7 +15,7 @@ from qkv.cli.shared.columns import input_options
 from qkv.cli.shared.inputs import lines_of_input, text_of_file
 from qkv.cli.shared.runs import Copy, ModelFolder, load_run, output_file, run_or_published
 from qkv.cli.shared.why_words import tell_why
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from qkv.runs.inference.partial_answers import PartialAnswers

@@ -11,7 +11,7 @@ import typer
 from qkv.cli.shared.inputs import lines_of_input
 from qkv.cli.shared.runs import Copy, run_or_published
 from qkv.interop.files.places import is_sentence_folder
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 EXAMPLES = """\
 qkv rerank ms-marco-MiniLM-L6-v2/ "who wrote it" "Alice wrote the book." "The film was long."

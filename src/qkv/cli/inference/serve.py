@@ -16,7 +16,7 @@ from qkv.cli.shared.inputs import text_of_file
 from qkv.cli.shared.runs import run_or_published
 from qkv.interop.files.places import is_sentence_folder
 from qkv.report.figures import size
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tokenizers.gguf.file import SUFFIX
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from qkv.cli.inspection.cost import read_model
 from qkv.cli.shared.runs import Json
 from qkv.interop.files.places import is_published, may_be_name
 from qkv.models.families.presets import PRESETS
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.files.shipped import is_shipped
+from qkv.system.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from qkv.runs.bench.measure import Bench, BenchPlan, Figure

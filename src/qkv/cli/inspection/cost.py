@@ -18,13 +18,13 @@ from qkv.interop.files.places import CONFIG, is_published
 from qkv.models.families.presets import PRESETS, preset
 from qkv.report.figures import short, size
 from qkv.report.table import print_table
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.files.overrides import assignments, override
 from qkv.spec.files.shipped import is_shipped, shipped
 from qkv.spec.files.yaml_io import read_spec
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import Training
+from qkv.system.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from qkv.costs.measuring.growth import GrowthCurve, GrowthPoint

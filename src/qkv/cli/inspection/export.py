@@ -13,7 +13,7 @@ import typer
 
 from qkv.cli.shared.runs import Copy, ModelFolder, output_file, run_or_published
 from qkv.interop.files.places import is_sentence_folder
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.files.schema import json_schema
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.recipes.comparison import Comparison
+from qkv.system.errors import UserError, nearest
 
 EXAMPLES = """\
 qkv schema > recipe.schema.json

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.interop.files.places import is_published
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 if TYPE_CHECKING:
     from qkv.models.transformer import Transformer

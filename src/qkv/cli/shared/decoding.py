@@ -15,8 +15,9 @@ import typer
 
 from qkv.cli.shared.inputs import text_of_file
 from qkv.cli.shared.runs import run_or_published
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.generation import Generation, Speculation
+from qkv.system.errors import UserError
 
 if TYPE_CHECKING:
     from qkv.generation.decode.speculate import Speculator

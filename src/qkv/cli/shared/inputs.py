@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 def text_of_file(path: Path, option: str = "") -> str:

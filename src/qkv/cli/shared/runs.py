@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.interop.files.places import is_published, may_be_name
-from qkv.spec.errors import UserError, nearest
 from qkv.system.collector import paused
+from qkv.system.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from qkv.runs.run import Run

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 if TYPE_CHECKING:
     from qkv.interop.load import PublishedModel

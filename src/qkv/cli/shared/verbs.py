@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.choosing.verbs import VERBS
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 
 FINETUNE = "finetune"
 """Verb that finetunes an existing model and infers the task from the data."""

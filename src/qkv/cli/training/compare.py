@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.cli.shared.runs import Json
-from qkv.spec.errors import UserError
 from qkv.spec.recipes.comparison import entry_of
+from qkv.system.errors import UserError
 
 if TYPE_CHECKING:
     from qkv.comparison.ranking import Ranking

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from qkv.spec.recipe import Recipe

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from qkv.cli.shared.runs import run_folder
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 EXAMPLES = """\
 qkv record runs/my recipe.yaml

@@ -10,7 +10,7 @@ import typer
 
 from qkv.cli.shared.runs import output_file
 from qkv.spec import tokenizers as spec
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from qkv.data.corpora.text import TextSource

@@ -12,9 +12,9 @@ from qkv.cli.shared.columns import column_options
 from qkv.cli.shared.train_help import Command as Command
 from qkv.cli.shared.verbs import FINETUNE, refuse_without_verb, table_of, table_options
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError
 from qkv.spec.extension.imports import imports_given
 from qkv.spec.models.adapt import Adapt
+from qkv.system.errors import UserError
 
 if TYPE_CHECKING:
     from qkv.runs.run import Run

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qkv.costs.counting.arguments import map_tensors, tensors
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 SMALL = 1 << 16
 """Maximum number of elements of an integer or boolean tensor that keeps its values."""

@@ -16,9 +16,10 @@ from qkv.costs.measuring.machine import usable_memory
 from qkv.data.batching.batch import Batch
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.model import Model
 from qkv.spec.models.growth import Growth
+from qkv.system.errors import UserError
 
 SHORTEST = 256
 FITTED = 16

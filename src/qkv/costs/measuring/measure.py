@@ -21,8 +21,8 @@ from qkv.models.build import build
 from qkv.models.state import State
 from qkv.models.transformer import Transformer
 from qkv.ops.selection.choices import assuming
-from qkv.spec.errors import UserError
 from qkv.state.tree import nbytes
+from qkv.system.errors import UserError
 
 _DECODED = 16
 """Number of decoded tokens that are timed."""

@@ -8,8 +8,8 @@ from qkv.data.batching.batch import Batch
 from qkv.data.batching.layouts import RowLayout
 from qkv.data.corpora.corpus import TRAIN, VALIDATION, Corpus
 from qkv.spec import data as spec
-from qkv.spec.errors import UserError
 from qkv.spec.register import implementation
+from qkv.system.errors import UserError
 
 RELEASE_EVERY = 64
 """Number of batches after which the memory-mapped pages of a long text are released, to bound memory."""

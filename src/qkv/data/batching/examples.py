@@ -10,8 +10,8 @@ import numpy as np
 
 from qkv.data.batching.rows import random
 from qkv.spec import data as spec
-from qkv.spec.errors import UserError
 from qkv.spec.register import implementation, implementations
+from qkv.system.errors import UserError
 
 
 class ExampleRows:

@@ -22,7 +22,7 @@ from qkv.data.corpora.text import TextSource
 from qkv.data.corpora.trained import SHELF, load, save
 from qkv.data.progress import progress
 from qkv.spec import data as spec
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.system.files import write_file
 from qkv.tokenizers.coders import SpaceBorders
 from qkv.tokenizers.tokenizer import Tokenizer

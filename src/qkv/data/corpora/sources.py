@@ -11,9 +11,9 @@ from qkv.data.corpora.download import DownloadError, download
 from qkv.data.corpora.named import KNOWN, NAMES, PYTHON_DOCS, PublishedFile
 from qkv.data.corpora.text import TextSource
 from qkv.spec import data as spec
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.files.given import kept_name
 from qkv.system.cache import cache_folder
+from qkv.system.errors import UserError, nearest
 
 IN_MEMORY = "the text given"
 """Name in messages for a running text that was passed in memory."""

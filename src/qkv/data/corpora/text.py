@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from qkv.data.reading import SourceReading, current, fact, identity_of
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 BLOCK = 1 << 18
 """Block size in bytes."""

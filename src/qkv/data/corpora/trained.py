@@ -11,7 +11,7 @@ import tokenizers
 
 from qkv.data.cache import stored
 from qkv.spec import tokenizers as spec
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.system.files import write_file
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 from qkv.tokenizers.train import train

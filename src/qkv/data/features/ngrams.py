@@ -14,8 +14,8 @@ from zlib import crc32
 
 import numpy as np
 
-from qkv.spec.errors import UserError
 from qkv.spec.models.wide import Ngrams, WidePath
+from qkv.system.errors import UserError
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 

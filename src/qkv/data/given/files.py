@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qkv.data.given.tables import Given, is_given, rows_of
-from qkv.spec.errors import UserError
 from qkv.spec.files import given as spec
+from qkv.system.errors import UserError
 
 
 class Kept(NamedTuple):

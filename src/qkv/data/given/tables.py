@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.data.given.plain import is_missing, plain, sort
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
 SPLITS |= {"dev": "validation", "test": "test"}

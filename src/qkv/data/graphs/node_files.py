@@ -13,7 +13,7 @@ from qkv.data.corpora.text import TextSource
 from qkv.data.records.model import BadRow
 from qkv.data.records.readers.delimited import delimited
 from qkv.data.records.table import Row, Table
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 
 _NAMES = {
     "node": ("node", "id", "node_id", "name"),

@@ -19,7 +19,7 @@ from qkv.data.graphs.raw import read_graph
 from qkv.data.reading import identity_of_data, read_once
 from qkv.data.records.readers.graph_arrays import arrays_of, feature_mapping, needed
 from qkv.spec import data as spec
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 
 SEPARATOR = "|"
 KNOWN = {

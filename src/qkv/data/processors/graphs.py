@@ -29,10 +29,10 @@ from qkv.data.records.readers.graph_tables import GRAPH
 from qkv.data.records.table import Row, Table
 from qkv.data.records.values import Unusable, natural
 from qkv.layers.graph import Graph, GraphSignal
-from qkv.spec.errors import UserError
 from qkv.spec.models.wide import Subtrees
 from qkv.spec.register import implements
 from qkv.spec.signals.graphs import DEGREES, NEIGHBOURHOODS, Graphs
+from qkv.system.errors import UserError
 
 _WHOLE = 64
 """Largest absolute value of a feature that is treated as a whole number."""

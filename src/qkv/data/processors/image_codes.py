@@ -22,9 +22,9 @@ from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
 from qkv.models.heads.codebook import CodebookDecoder
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.register import implements
 from qkv.spec.signals.image_sequences import ImageCodes, ImageSequence
+from qkv.system.errors import UserError
 
 _AT_ONCE = 256
 _KEY = "data.processor.run"

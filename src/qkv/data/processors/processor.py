@@ -18,11 +18,11 @@ from qkv.data.records.model import Role
 from qkv.data.records.table import Table
 from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
-from qkv.spec.errors import UserError
 from qkv.spec.models.wide import Features, WidePath
 from qkv.spec.processors import INPUT
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.register import implementation, implementations
+from qkv.system.errors import UserError
 
 
 class Encoded(NamedTuple):

@@ -18,9 +18,9 @@ from qkv.data.records.values import Unusable, readable
 from qkv.data.series.statistics import statistics
 from qkv.data.series.windows import filled
 from qkv.layers.signal import Signal
-from qkv.spec.errors import UserError
 from qkv.spec.register import implements
 from qkv.spec.signals.series import Series
+from qkv.system.errors import UserError
 
 _DRAWN, _LINES = 200, 4
 """Maximum number of points of a line in a picture, and maximum number of lines."""

@@ -28,8 +28,8 @@ from qkv.data.records.readers.series_tables import SERIES, array_table, npy_arra
 from qkv.data.records.readers.squad import squad
 from qkv.data.records.table import Table, head
 from qkv.spec import data as spec
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.files.given import kept_name
+from qkv.system.errors import UserError, nearest
 
 Format = Literal["csv", "tsv", "jsonl", "conll", "squad", "parallel", "fasta"]
 ENDINGS: dict[str, Format | Literal["json"]] = {

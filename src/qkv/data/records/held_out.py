@@ -12,7 +12,7 @@ from qkv.data.records.split import HoldOut, hold_out, hold_out_last
 from qkv.data.records.table import Row, Table
 from qkv.data.records.values import Missing, Unusable
 from qkv.spec import data as spec
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 
 Rows = list[dict[str, Any]]
 

@@ -21,7 +21,7 @@ from qkv.data.records.named import TABLES, named_tables
 from qkv.data.records.table import Row, Table
 from qkv.data.records.values import Missing, Unusable, Values
 from qkv.spec import data as spec
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 SHOWN = 3
 """Maximum number of bad rows quoted in a message."""

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 class HoldOut(NamedTuple):

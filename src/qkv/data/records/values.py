@@ -14,7 +14,7 @@ from qkv.data.records.images.pictures import URI
 from qkv.data.records.lists import begins_list, printed_list
 from qkv.data.records.model import Role
 from qkv.data.records.table import Row
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 T = TypeVar("T")
 SHOWN = 40

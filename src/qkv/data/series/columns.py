@@ -10,7 +10,7 @@ import numpy as np
 from qkv.data.cells.numbers import is_empty, number_form
 from qkv.data.cells.stamps import read_stamps
 from qkv.data.records.table import Row, Table
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 
 ROLES = ("time", "series", "value", "known")
 _TIMES = (

@@ -17,8 +17,8 @@ from qkv.data.records.named import TABLES, named_tables
 from qkv.data.records.table import Row, Table
 from qkv.data.series.columns import SeriesColumns, choose_columns, guess_names, with_names
 from qkv.spec.data import Data, Decimal
-from qkv.spec.errors import UserError
 from qkv.spec.signals.series import Series
+from qkv.system.errors import UserError
 
 _MOST_CELLS = 50
 """Maximum number of steps per row, on average; a table that needs more is refused: its step is probably wrong."""

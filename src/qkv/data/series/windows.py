@@ -10,8 +10,8 @@ import numpy as np
 from qkv.data.cells.steps import calendar
 from qkv.data.corpora.corpus import TEST, TRAIN, VALIDATION
 from qkv.data.series.read import OneSeries, Panel
-from qkv.spec.errors import UserError
 from qkv.spec.signals.series import Series
+from qkv.system.errors import UserError
 
 
 class ScaledSeries(NamedTuple):

@@ -15,8 +15,8 @@ from qkv.generation.engine import DecodedRow, Engine, Next, Reading
 from qkv.generation.logits.filters import alike, draw_by, filtered, history, probabilities
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
+from qkv.system.errors import UserError
 
 
 class Wanted(NamedTuple):

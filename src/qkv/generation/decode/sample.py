@@ -28,8 +28,8 @@ from qkv.models.evaluating import evaluating
 from qkv.models.fast.frozen_weights import unchanged
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
+from qkv.system.errors import UserError
 
 
 class TokenScore(NamedTuple):

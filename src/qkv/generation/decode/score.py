@@ -25,8 +25,8 @@ from qkv.layers.context import Memory
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation, Measure
+from qkv.system.errors import UserError, nearest
 from qkv.tokenizers.tokenizer import Tokenizer
 
 

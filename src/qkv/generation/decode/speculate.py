@@ -20,8 +20,8 @@ from typing import NamedTuple
 from qkv.generation.decode.gain import Gain
 from qkv.generation.decode.proposals import Draft, LookUp, Proposer
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation, Speculation
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 
 

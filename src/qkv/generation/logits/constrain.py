@@ -20,8 +20,8 @@ from torch import Tensor
 
 from qkv.generation.logits.json_schema import rewrite
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
+from qkv.system.errors import UserError
 from qkv.tokenizers.special import special_ids
 from qkv.tokenizers.tokenizer import Tokenizer
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.ops.at_least_single import at_least_single
-from qkv.spec.errors import UserError
 from qkv.spec.generation import FILTERS, Generation
+from qkv.system.errors import UserError
 
 BELOW_ONE = 1.0 - 2.0**-52
 """Factor just below 1: keeps uniform · total mass below the total mass, so rounding never selects a removed token."""

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 Schema = dict[str, Any]
 _ABSENT = frozenset({"uniqueItems", "not", "if", "then", "else", "dependentRequired", "dependentSchemas"}) | {

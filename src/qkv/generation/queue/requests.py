@@ -50,10 +50,10 @@ from qkv.generation.writer import PROMPT_END, TextWriter
 from qkv.layers.context import Memory
 from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.state.pages import MemoryPage, paged, shared_bytes
 from qkv.state.tree import nbytes, stores
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 
 Finish = Literal["stop", "length", "cancelled", "deadline", "refused", "failed"]

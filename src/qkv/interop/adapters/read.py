@@ -22,7 +22,7 @@ from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family, named_as_now
 from qkv.interop.mapping.names import expression, fill_indices
 from qkv.layers.linear.lora import merged_weight
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 
 _PREFIX = "base_model.model."
 _TASKS = {"SEQ_CLS": "ForSequenceClassification", "TOKEN_CLS": "ForTokenClassification"} | {

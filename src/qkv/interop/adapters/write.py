@@ -26,10 +26,10 @@ from qkv.layers.linear.lora import LowRank, adapters
 from qkv.models.edit.adapt import adapt
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.models.adapt import LoRA
 from qkv.spec.training import Training
+from qkv.system.errors import UserError
 from qkv.system.files import write_file
 
 CONFIG, WEIGHTS = ADAPTER_CONFIG, ADAPTER_WEIGHTS

@@ -14,7 +14,7 @@ from torch import Tensor
 from qkv.interop.files.places import INDEX, PICKLE, PICKLE_INDEX, WEIGHTS
 from qkv.interop.files.safetensors_file import Entry, entries
 from qkv.interop.mapping.config import Held
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 _MOST_JSON = 256 << 20
 """Size limit of a JSON file in bytes; the index of the largest published models has a few million bytes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from qkv.interop.files.places import CONFIG, is_published
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 WANTED = ("*.json", "*.safetensors", "*.txt", "tokenizer.model", "spiece.model", "*.jinja")
 PICKLED = ("pytorch_model*.bin",)

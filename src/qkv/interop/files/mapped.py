@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 if TYPE_CHECKING:
     from qkv.frontends.frontend import Frontend

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from qkv.interop.files.mapped import MappedFile, mapped
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 DTYPES = {
     "F64": torch.float64,

@@ -12,7 +12,7 @@ import torch
 
 from qkv.interop.gguf.peer import logits_of
 from qkv.interop.load import load_published
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 TOLERANCE = {"F32": 5e-3, "F16": 0.05, "BF16": 0.15, "Q8_0": 0.3, "Q4_0": 0.3}
 """Tolerance by type of the matrices: maximum difference / maximum logit. llama.cpp takes values of activation functions

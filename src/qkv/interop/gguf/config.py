@@ -13,8 +13,8 @@ from qkv.interop.mapping.family import Family, read_spec
 from qkv.interop.mapping.gguf import GGUFLayout, MetadataKey, Values
 from qkv.interop.mapping.names import fill_indices, indices_of
 from qkv.interop.registry import choose, families
-from qkv.spec.errors import UserError, nearest, quoted
 from qkv.spec.model import Model
+from qkv.system.errors import UserError, nearest, quoted
 from qkv.tokenizers.gguf.file import Header, library
 
 ARCHITECTURE = "general.architecture"

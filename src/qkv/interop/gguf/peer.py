@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 _MOST = 2048
 """Maximum number of tokens in one call."""

@@ -20,7 +20,7 @@ from qkv.interop.mapping.family import Family
 from qkv.interop.mapping.gguf import Values, cut_of_change
 from qkv.interop.mapping.narrow import NarrowWeights, convert_outward, narrow_of, round_weights
 from qkv.interop.registry import families_by_type
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tokenizers.gguf.file import Header, StoredTensor, header, library
 
 

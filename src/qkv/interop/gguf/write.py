@@ -22,7 +22,7 @@ from qkv.interop.gguf.config import (
 from qkv.interop.mapping.gguf import GGUFLayout, Values, cut_of_change
 from qkv.interop.save import Covering, covering, published_tensors
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 from qkv.tokenizers.gguf.file import Header, StoredTensor, library
 from qkv.tokenizers.gguf.write import metadata_of_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from qkv.spec.base import LARGEST
-from qkv.spec.errors import UserError, closest, nearest, quoted
 from qkv.spec.model import MOST_LAYERS
+from qkv.system.errors import UserError, closest, nearest, quoted
 
 
 class Held(NamedTuple):

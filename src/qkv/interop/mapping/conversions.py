@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qkv.layers.layout import Layout
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 class Cut(NamedTuple):

@@ -15,9 +15,10 @@ from qkv.interop.mapping.divisions import RowDivision
 from qkv.interop.mapping.gguf import GGUFLayout
 from qkv.interop.mapping.names import NameRule, Reasons
 from qkv.spec.base import problems_of
-from qkv.spec.errors import SpecError, UserError
+from qkv.spec.errors import SpecError
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
+from qkv.system.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from qkv.interop.save import covering
 from qkv.interop.sentence import SentencePooling
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head, Pooled
 from qkv.spec.model import Model
+from qkv.system.errors import UserError
 
 _OF_LABELS = ("id2label", "label2id", "num_labels", "problem_type")
 _HIDDEN = "head.hidden"

@@ -13,7 +13,7 @@ from qkv.layers.context import Context
 from qkv.layers.pooling import SENTENCE_NAMES, pooled
 from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 IDS, MASK, TYPES, TARGET = "input_ids", "attention_mask", "token_type_ids", "decoder_input_ids"
 BATCH, LENGTH, TARGET_LENGTH = "batch", "length", "target_length"

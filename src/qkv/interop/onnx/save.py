@@ -23,9 +23,9 @@ from qkv.interop.sentence import EmbeddingSettings
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import Branch as BranchSpec
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.processors import Processor
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 
 FILE, LABELS = "model.onnx", "labels.json"

@@ -17,8 +17,8 @@ from torch import Tensor
 from qkv.interop.files.folder import Stored
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.narrow import GROUP, NarrowWeights, round_weights
-from qkv.spec.errors import UserError
 from qkv.spec.register import Register
+from qkv.system.errors import UserError
 
 KEYS = ("quantization_config", "compression_config")
 """Keys of a config under which a scheme has its settings."""

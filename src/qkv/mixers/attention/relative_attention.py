@@ -14,9 +14,9 @@ from qkv.ops.masks import Sites
 from qkv.ops.positions import sinusoid_halves
 from qkv.ops.relative_scores import by_query
 from qkv.ops.selection.choices import by_reference
-from qkv.spec.errors import UserError
 from qkv.spec.mixers import relative_attention as spec
 from qkv.spec.register import implements
+from qkv.system.errors import UserError
 
 
 class TypeScores(Declared):

@@ -18,10 +18,10 @@ from qkv.layers.position_wise.activations import ACTIVATIONS
 from qkv.mixers.whole_rows import each_row
 from qkv.ops.convolution import same_document
 from qkv.ops.sparse.neighbours import MOST_AXES, shifted, window_mean
-from qkv.spec.errors import UserError
 from qkv.spec.mixers import neighbours as spec
 from qkv.spec.register import implements
 from qkv.state.tail import extended
+from qkv.system.errors import UserError
 
 
 def _grid(context: Context, rows: Tensor) -> PositionGrid:

@@ -15,10 +15,10 @@ from qkv.layers.observable import Points, standard
 from qkv.layers.position_wise.activations import ACTIVATIONS
 from qkv.mixers.whole_rows import each_row
 from qkv.ops.linear.choose import linear
-from qkv.spec.errors import UserError
 from qkv.spec.mixers import position_matrices as spec
 from qkv.spec.register import implements
 from qkv.state.store import new_store
+from qkv.system.errors import UserError
 
 _NEAR_ZERO = 1e-3
 """Initial standard deviation of the row sums of gMLP's matrix, small so that its gate is near 1."""

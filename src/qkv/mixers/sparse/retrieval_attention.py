@@ -16,9 +16,9 @@ from qkv.ops.attention.choose import attention
 from qkv.ops.attention.reference import AttentionProblem
 from qkv.ops.masks import Causal, Grid, Mask, Span, Window
 from qkv.ops.sparse.retrieval import largest_products
-from qkv.spec.errors import UserError
 from qkv.spec.mixers import retrieval_attention as spec
 from qkv.spec.register import implements
+from qkv.system.errors import UserError
 
 SEARCHED = 4096
 """Minimum number of keys for a search by faiss, if the spec selects it; fewer keys are all compared."""

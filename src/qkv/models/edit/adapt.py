@@ -12,10 +12,10 @@ from torch import nn
 from qkv.layers.branch import linear_maps
 from qkv.layers.linear.lora import LowRank, wrap
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.models import adapt as spec
 from qkv.spec.register import implementation, implements
 from qkv.spec.training import Training
+from qkv.system.errors import UserError, nearest
 
 _HEAD = "head."
 

@@ -16,9 +16,9 @@ from qkv.models.edit.assign import Place, places_of
 from qkv.models.heads.head import LanguageModelHead
 from qkv.ops.quantized.packed import PackedMatrix
 from qkv.ops.quantized.reference import pack
-from qkv.spec.errors import UserError
 from qkv.spec.models.quantization import Quantization
 from qkv.system.allowance import free_memory
+from qkv.system.errors import UserError
 
 _TABLES = ((TextFrontend, "table"), (LanguageModelHead, "weight"))
 """Pairs (module class, attribute) that can hold a quantised matrix, besides linear layers."""

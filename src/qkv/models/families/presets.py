@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from qkv.models.families.gpt import gpt2, gpt3
 from qkv.models.families.vanilla import base, big
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.model import Model
+from qkv.system.errors import UserError, nearest
 
 PRESETS: dict[str, Callable[[], Model]] = {"base": base, "big": big, "gpt2": gpt2, "gpt3": gpt3}
 

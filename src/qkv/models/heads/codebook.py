@@ -13,9 +13,9 @@ from qkv.layers.layout import WHOLE, Layouts
 from qkv.layers.linear.linear import Linear
 from qkv.models.heads.head import Head
 from qkv.ops.at_least_single import at_least_single
-from qkv.spec.errors import UserError
 from qkv.spec.heads import CodebookHead
 from qkv.spec.register import implements
+from qkv.system.errors import UserError
 
 _EPS = 1e-5
 """Lower bound of the counts of codes as divisors, to avoid division by 0."""

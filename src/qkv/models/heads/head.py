@@ -24,8 +24,8 @@ from qkv.ops.crf import Transitions, best_sequence, log_partition, sequence_scor
 from qkv.ops.dropout import dropout
 from qkv.ops.linear.choose import linear
 from qkv.spec import heads as spec
-from qkv.spec.errors import UserError
 from qkv.spec.register import implementation, implements
+from qkv.system.errors import UserError
 
 _Answering = (
     spec.ClassificationHead | spec.LabelsHead | spec.RegressionHead | spec.TokenHead | spec.CRFHead | spec.SpanHead

@@ -11,9 +11,9 @@ from qkv.layers.linear.linear import Linear
 from qkv.models.heads.forecasts import gaussian_nats, positive
 from qkv.models.heads.head import Head
 from qkv.ops.at_least_single import at_least_single
-from qkv.spec.errors import UserError
 from qkv.spec.heads import MixtureHead
 from qkv.spec.register import implements
+from qkv.system.errors import UserError
 
 
 class Mixture(NamedTuple):

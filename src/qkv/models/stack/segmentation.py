@@ -13,11 +13,11 @@ from qkv.layers.context import Context
 from qkv.layers.layout import Declared
 from qkv.models.stack.layered import Layered
 from qkv.ops.documents import documents
-from qkv.spec.errors import UserError
 from qkv.spec.models.segmentation import Segmentation as SegmentationSpec
 from qkv.spec.register import implementation
 from qkv.state.arrival import Counts
 from qkv.state.store import slots_for
+from qkv.system.errors import UserError
 
 
 class Segmentation(Declared):

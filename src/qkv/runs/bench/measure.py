@@ -18,7 +18,7 @@ from qkv.costs.measuring.turns import in_turns, reading_seconds
 from qkv.models.fast.native_token import decoding_path
 from qkv.models.transformer import Transformer
 from qkv.runs.bench.sides import Opener, in_memory, other_model, other_reader, other_writer, reader, writer
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.system.processor import processor_name
 
 DECODE, FIRST, FORWARD = "decode", "first token", "forward"

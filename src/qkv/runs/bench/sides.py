@@ -24,9 +24,9 @@ from qkv.models.transformer import Transformer
 from qkv.runs.quantize import write_quantized
 from qkv.runs.storage.folder import SPEC
 from qkv.runs.storage.load import load, load_stored
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.spec.models.quantization import Quantization
+from qkv.system.errors import UserError
 
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
 """Bits of a weight by precision, as in ``qkv quantize``."""

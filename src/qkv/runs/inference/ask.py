@@ -15,8 +15,8 @@ from qkv.data.records.values import Unusable, Values
 from qkv.generation.few_shot import LABEL, FewShot, FewShotAnswer, Template
 from qkv.runs.run import Run
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation, Measure
+from qkv.system.errors import UserError
 
 OPTIONS = "options"
 MAX_OPTIONS = 50

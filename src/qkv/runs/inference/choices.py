@@ -12,8 +12,8 @@ from typing import get_args
 from qkv.generation.decode.score import OptionScore, score_by, softmax
 from qkv.generation.few_shot import LABEL, FewShot
 from qkv.runs.inference.ask import MAX_OPTIONS, FewShotRows, accuracy_of, baseline, options_of
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Measure
+from qkv.system.errors import UserError
 from qkv.tasks.task import Evaluation
 
 NAMES: dict[Measure, str] = {

@@ -14,7 +14,7 @@ from qkv.interop.files.places import CONFIG, is_sentence_folder
 from qkv.interop.sentence import EmbeddingSettings, read_sentence
 from qkv.runs.run import Run
 from qkv.runs.storage.load import load
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 
 
 def embed(

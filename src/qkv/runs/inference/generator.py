@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from qkv.models.transformer import Transformer
 from qkv.runs.inference.end_tokens import writing
 from qkv.runs.run import Run
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
+from qkv.system.errors import UserError
 from qkv.tokenizers.absent import AbsentTokenizer
 from qkv.tokenizers.convert import convert_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer

@@ -15,8 +15,8 @@ from qkv.data.records.model import Role
 from qkv.data.records.table import Row, Table
 from qkv.data.records.values import Unusable, Values
 from qkv.runs.run import Run
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.registry import task_of_recipe
 
 _QUOTED = 3

@@ -8,7 +8,7 @@ from typing import Any
 from qkv.runs.inference.inputs import value_columns
 from qkv.runs.inference.zero_shot import ZeroShot, predict_labels
 from qkv.runs.run import Run, task_of
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tasks.task import TablePrediction
 
 

@@ -22,7 +22,7 @@ from qkv.generation.decode.score import score_prompts, softmax
 from qkv.interop.sentence import EmbeddingSettings, pair_activation
 from qkv.runs.inference.embed import embed_opened, opened
 from qkv.runs.run import Run, task_of
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.system.torch_settings import with_usual_settings
 from qkv.tasks.labels.pooled import PooledTask
 from qkv.tokenizers.chat_template import ChatTemplate, find_template

@@ -30,7 +30,7 @@ from qkv.runs.inference.search_index import (
 )
 from qkv.runs.run import Run
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.system.torch_settings import with_usual_settings
 
 _AT_ONCE = 512

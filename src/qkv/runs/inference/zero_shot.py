@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from qkv.runs.run import Run, task_of
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tasks.labels.pooled import PooledTask
 
 HYPOTHESIS = "This example is {}."

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from qkv.models.edit.assign import place, places_of
 from qkv.runs.storage.files import clear_errors, read_tensors, remove, remove_partial, write_tensors
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 from qkv.system.files import PARTIAL, sync, write_file
 from qkv.system.world import ALONE, World
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from qkv.interop.files.mapped import MappedFile
 from qkv.interop.files.safetensors_file import entries, in_place, what_else
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.system.files import PARTIAL, new_file
 
 _KEY = "qkv"

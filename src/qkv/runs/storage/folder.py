@@ -11,8 +11,8 @@ from typing import Any
 
 from qkv.runs.storage.checkpoint import Checkpoint
 from qkv.runs.storage.files import clear_errors
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.system.world import ALONE, World
 
 try:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from qkv.data.vocabulary import FILES
-from qkv.spec.errors import UserError
 from qkv.spec.extension.outside import RECORD, outside_parts
 from qkv.spec.files.given import without_folders
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.system.files import write_file
 
 MADE_WITH = "made_with"

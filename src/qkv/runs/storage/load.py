@@ -25,11 +25,11 @@ from qkv.runs.storage.files import map_tensors, read_metadata
 from qkv.runs.storage.folder import SPEC, WEIGHTS, check_kept, check_succeeded, had_best, locked
 from qkv.runs.storage.identity import MADE_WITH, check_unedited, edited, made_with, write_parts
 from qkv.runs.storage.published import recipe_of
-from qkv.spec.errors import UserError
 from qkv.spec.extension.outside import RECORD
 from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.recipe import Recipe
 from qkv.system.device import inference_device
+from qkv.system.errors import UserError
 from qkv.tokenizers.absent import NO_TEXT, AbsentTokenizer
 
 

@@ -9,11 +9,11 @@ from qkv.interop.files.places import PREPROCESSOR
 from qkv.interop.images import has_processor
 from qkv.interop.load import PublishedModel
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import MaskedTokens, NextToken, Task, Translation
 from qkv.spec.tokenizers import TokenizerFile
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 
 NOT_SAID = "not said"

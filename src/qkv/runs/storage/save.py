@@ -16,10 +16,10 @@ from qkv.runs.storage.folder import SPEC, WEIGHTS, locked
 from qkv.runs.storage.identity import MADE_WITH, difference, essence, made_with, write_parts
 from qkv.runs.storage.published import NOT_SAID, task_of_head
 from qkv.spec.data import Data
-from qkv.spec.errors import UserError
 from qkv.spec.files.yaml_io import read_recipe, write_spec
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import TokenizerFile
+from qkv.system.errors import UserError
 from qkv.system.torch_settings import with_usual_settings
 from qkv.tasks.dataset import with_vocabulary
 from qkv.tokenizers.absent import NO_TEXT

@@ -27,8 +27,8 @@ from qkv.serving.errors import ApiError, as_api_error
 from qkv.serving.limits import KEPT, Limits
 from qkv.serving.requests.bodies import GenerationBody
 from qkv.serving.requests.structure import Constraints, Structure
-from qkv.spec.errors import UserError
 from qkv.spec.generation import FILTERS, Generation
+from qkv.system.errors import UserError
 from qkv.tokenizers.chat_template import NO_TEMPLATE, ChatTemplate, find_template
 
 _SEARCH = ("num_beams", "length_penalty", "num_return", "early_stopping", "seed")

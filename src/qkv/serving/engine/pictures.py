@@ -8,8 +8,8 @@ from typing import Any
 from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.named_inputs import InputsEncoder
 
 

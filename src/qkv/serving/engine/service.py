@@ -10,7 +10,7 @@ from qkv.serving.engine.metrics import Metrics
 from qkv.serving.engine.model import ServedModel
 from qkv.serving.errors import ApiError
 from qkv.serving.limits import Limits
-from qkv.spec.errors import nearest
+from qkv.system.errors import nearest
 
 
 class Service:

@@ -14,8 +14,8 @@ from itertools import cycle, islice
 
 from qkv.generation.queue.prefixes import FEWEST
 from qkv.generation.queue.requests import Request, RequestQueue
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
+from qkv.system.errors import UserError
 
 _PROMPT, _NEW = 2 * FEWEST, 4
 """Number of prompt tokens, enough for the prefix cache to keep the state, and number of new tokens."""

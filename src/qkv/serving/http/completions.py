@@ -19,7 +19,7 @@ from qkv.serving.http.reading import read_body, unless_dropped
 from qkv.serving.requests.bodies import CompletionBody
 from qkv.serving.requests.chats import ChatBody
 from qkv.serving.requests.tools import CallForm, CallReader, call_form, call_or_answer, required_call
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 async def completions(http: HttpRequest, service: Service) -> Response:

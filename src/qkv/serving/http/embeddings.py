@@ -19,7 +19,7 @@ from qkv.serving.http.reading import read_body, unless_dropped
 from qkv.serving.limits import AT_ONCE, MAX_INPUTS
 from qkv.serving.requests.bodies import Unused
 from qkv.serving.requests.effects import Lenient
-from qkv.spec.errors import quoted
+from qkv.system.errors import quoted
 
 
 def _texts(value: Any) -> Any:

@@ -13,8 +13,8 @@ import uvicorn
 
 from qkv.serving.engine.service import Service
 from qkv.serving.http.app import Access, app_of
-from qkv.spec.errors import UserError
 from qkv.system.collector import collect_once
+from qkv.system.errors import UserError
 
 
 def open_socket(host: str, port: int) -> socket.socket:

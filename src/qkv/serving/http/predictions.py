@@ -31,7 +31,7 @@ from qkv.serving.errors import ApiError
 from qkv.serving.http.reading import read_body, unless_dropped
 from qkv.serving.limits import AT_ONCE, MAX_INPUTS
 from qkv.spec.base import Spec
-from qkv.spec.errors import UserError, quoted
+from qkv.system.errors import UserError, quoted
 
 
 def _inputs(value: Any) -> Any:

@@ -21,7 +21,8 @@ from qkv.serving.requests import structure as read
 from qkv.serving.requests.bodies import GenerationBody, Neutral, only
 from qkv.serving.requests.chats import ChatBody, ChatMessage, choice_of, text_of, tools_of
 from qkv.serving.requests.effects import Lenient, NoEffect
-from qkv.spec.errors import Problem, SpecError, quoted
+from qkv.spec.errors import Problem, SpecError
+from qkv.system.errors import quoted
 
 LOGPROBS = "message.output_text.logprobs"
 KINDS = ("message", "function_call", "function_call_output", "reasoning")

@@ -21,8 +21,9 @@ from qkv.serving.requests import structure as read
 from qkv.serving.requests.effects import Lenient, NoEffect
 from qkv.serving.requests.structure import Structure
 from qkv.spec.base import LARGEST_SEED, Spec
-from qkv.spec.errors import Problem, SpecError, quoted
+from qkv.spec.errors import Problem, SpecError
 from qkv.spec.generation import Generation
+from qkv.system.errors import quoted
 from qkv.tokenizers.tokenizer import well_formed
 
 

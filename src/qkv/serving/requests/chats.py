@@ -14,7 +14,8 @@ from qkv.serving.limits import MAX_LOGPROBS, MAX_TOOLS
 from qkv.serving.requests.bodies import GenerationBody, Neutral, Unused, only
 from qkv.serving.requests.effects import Lenient, NoEffect
 from qkv.spec.base import Seq
-from qkv.spec.errors import Problem, SpecError, nearest, quoted
+from qkv.spec.errors import Problem, SpecError
+from qkv.system.errors import nearest, quoted
 from qkv.tokenizers.chat_template import place_mark, unmarked
 
 CHOICES = ("none", "auto", "required")

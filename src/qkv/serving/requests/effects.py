@@ -15,7 +15,7 @@ from pydantic import ConfigDict
 
 from qkv.serving.errors import ApiError
 from qkv.spec.base import Spec
-from qkv.spec.errors import nearest
+from qkv.system.errors import nearest
 
 HEADER = "x-qkv-ignored"
 _MARK = "without effect"

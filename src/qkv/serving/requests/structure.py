@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from qkv.generation.logits.constrain import Constraint
 from qkv.serving.limits import COMPILED
-from qkv.spec.errors import nearest, quoted
+from qkv.system.errors import nearest, quoted
 from qkv.tokenizers.tokenizer import Tokenizer
 
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~]")

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qkv.serving.requests.structure import Structure
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tokenizers.chat_template import ChatTemplate
 
 

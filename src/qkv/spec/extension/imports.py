@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 VARIABLE, GROUP = "QKV_IMPORT", "qkv.parts"
 _PACKAGE = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from qkv.spec.base import Part, Spec, words
-from qkv.spec.errors import UserError
 from qkv.spec.register import registered
+from qkv.system.errors import UserError
 
 RECORD = "parts.json"
 """File of a run folder that lists its outside parts; a run that uses only the package's parts has no such file."""

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from qkv.spec.base import Part, Spec, read_short_form
 from qkv.spec.branches import Branch
-from qkv.spec.errors import Problem, SpecError, dotted, nearest
+from qkv.spec.errors import Problem, SpecError
 from qkv.spec.files.plain import Shape, is_slot, plain, shape_of
 from qkv.spec.files.reader import Lines, SpecPath, read_yaml, scalar
+from qkv.system.errors import dotted, nearest
 
 S = TypeVar("S", bound=Spec)
 MEASURED_ON = (("data", "columns"),)

@@ -16,7 +16,8 @@ from typing import Any, NoReturn, cast
 
 import yaml
 
-from qkv.spec.errors import Problem, SpecError, quoted
+from qkv.spec.errors import Problem, SpecError
+from qkv.system.errors import quoted
 
 SpecPath = tuple[str | int, ...]
 Lines = dict[SpecPath, int]

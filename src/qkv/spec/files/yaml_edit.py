@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import yaml
 
-from qkv.spec.errors import UserError
 from qkv.spec.files.reader import read_yaml
+from qkv.system.errors import UserError
 
 
 class InLine(dict[str, Any]):

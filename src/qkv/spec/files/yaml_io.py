@@ -11,7 +11,7 @@ from typing import Any, cast
 import yaml
 
 from qkv.spec.base import Spec
-from qkv.spec.errors import Problem, SpecError, UserError, closest
+from qkv.spec.errors import Problem, SpecError
 from qkv.spec.extension.outside import check_outside_parts
 from qkv.spec.files.formats import newer
 from qkv.spec.files.given import found_in
@@ -21,6 +21,7 @@ from qkv.spec.files.reader import Lines, read_json, read_yaml, scalar
 from qkv.spec.files.shipped import located, shipped, shipped_comparisons
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError, closest
 from qkv.system.files import write_file
 
 MAX_BYTES = 1_000_000

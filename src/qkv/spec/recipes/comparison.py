@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from qkv.spec.base import LARGEST_SEED, Seq, Spec
-from qkv.spec.errors import Problem, SpecError, UserError, nearest
+from qkv.spec.errors import Problem, SpecError
 from qkv.spec.files.overrides import Assignment, assignments, override
 from qkv.spec.files.shipped import shipped_comparisons
 from qkv.spec.files.yaml_io import read_content, read_recipe
 from qkv.spec.models.surgery import operated
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError, nearest
 
 _NAME = re.compile(r"[\w+-]+")
 _PAIRS = {"(": ")", "[": "]", "{": "}"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tasks.baselines.linear import Fitted, plain_labels, plain_values
 from qkv.tasks.metrics.text_metrics import metric_library
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from qkv.data.features.ngrams import Bag
 from qkv.data.processors.processor import build_processor
-from qkv.spec.errors import UserError
 from qkv.spec.models.wide import Features
+from qkv.system.errors import UserError
 from qkv.tasks.baselines.linear import (
     Crossed,
     Fitted,

@@ -28,12 +28,13 @@ from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
-from qkv.spec.errors import Problem, SpecError, UserError, nearest
+from qkv.spec.errors import Problem, SpecError
 from qkv.spec.models.wide import PAIR_FEATURES
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.signals.graphs import Graphs
 from qkv.spec.tasks import EdgePrediction
+from qkv.system.errors import UserError, nearest
 from qkv.tasks.baselines.feature_baselines import FeatureTable
 from qkv.tasks.baselines.linear import Solver, label_set_solver
 from qkv.tasks.dataset import HELD_OUT, OTHER, Dataset, with_vocabulary

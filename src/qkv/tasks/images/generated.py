@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 from qkv.data.records.model import Records, Role
 from qkv.data.records.values import natural
 from qkv.data.vocabulary import Vocabulary
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.image_sequences import ImageSequence
+from qkv.system.errors import UserError, nearest
 from qkv.tasks.example_task import column, fit_processors
 from qkv.tasks.images.task import ImageTask, picture_section
 from qkv.tasks.labels.classification import LABEL

@@ -19,11 +19,11 @@ from qkv.generation.vectors import generate_vectors
 from qkv.layers.tap import Tap
 from qkv.models.heads.mixture import MixtureOfGaussians
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.generation import Generation
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import NextPatch
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import Collate
 from qkv.tasks.images.generated import GeneratedImagesTask, places_of

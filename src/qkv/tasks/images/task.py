@@ -15,9 +15,9 @@ from qkv.data.records.model import Records, Role
 from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.data import NO_DATA, Data
-from qkv.spec.errors import UserError
 from qkv.spec.processors import Processor as ProcessorSpec
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import Example
 from qkv.tasks.example_task import ExampleTask, Reader, Rows, fit_processors
 from qkv.tasks.inputs import EncodedRow, SignalReader, input_roles

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from qkv.data.batching.batch import IGNORED
 from qkv.ops.at_least_single import at_least_single
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError, nearest
 from qkv.tasks.metrics.label_metrics import Pairs
 
 LOW = 50.0

@@ -17,10 +17,10 @@ from qkv.data.records.values import natural
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Classification
+from qkv.system.errors import UserError
 from qkv.tasks.baselines.baselines import ngram_accuracy
 from qkv.tasks.baselines.feature_baselines import feature_accuracy
 from qkv.tasks.baselines.linear import Solver, label_solver

@@ -13,10 +13,10 @@ from qkv.data.batching.batch import Batch
 from qkv.data.records.model import Records, Role
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import MultiLabel
+from qkv.system.errors import UserError
 from qkv.tasks.baselines.baselines import ngrams, too_large
 from qkv.tasks.baselines.linear import Solver, label_set_solver
 from qkv.tasks.dataset import Dataset, ExampleDataset

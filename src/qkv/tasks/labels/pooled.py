@@ -21,8 +21,8 @@ from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.data import NO_DATA, Data
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.baselines.baselines import too_large
 from qkv.tasks.baselines.feature_baselines import FeatureTable, features_of
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset

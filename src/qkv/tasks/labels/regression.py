@@ -16,9 +16,9 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec import tasks as spec
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
+from qkv.system.errors import UserError
 from qkv.tasks.baselines.baselines import ngram_rmse
 from qkv.tasks.baselines.feature_baselines import feature_rmse
 from qkv.tasks.baselines.linear import Solver, value_solver

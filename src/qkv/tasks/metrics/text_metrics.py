@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tasks.task import Evaluation
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")

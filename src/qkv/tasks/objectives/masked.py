@@ -8,7 +8,7 @@ import numpy as np
 
 from qkv.data.batching.batch import IGNORED
 from qkv.data.checks import check_rows, check_share
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 class Draws(NamedTuple):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qkv.data.checks import check_at_least, check_one_row
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 class Pairs(NamedTuple):

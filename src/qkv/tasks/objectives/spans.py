@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from qkv.data.checks import check_at_least, check_one_row, check_share
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 def corrupt_spans(

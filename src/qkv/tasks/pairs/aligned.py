@@ -9,7 +9,7 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.models.alignment import alignment
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 
 MOST_TOKENS = 40

@@ -22,8 +22,8 @@ from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
 from qkv.models.heads.language_loss import loss_of_vectors
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.generation import Generation
+from qkv.system.errors import UserError, nearest
 from qkv.tasks.text.next_token import at_targets
 from qkv.tokenizers.special import special_ids
 

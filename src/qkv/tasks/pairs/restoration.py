@@ -16,9 +16,10 @@ from qkv.data.corpora.corpus import VALIDATION, Corpus
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import Problem, SpecError, UserError
+from qkv.spec.errors import Problem, SpecError
 from qkv.spec.generation import Generation
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import Dataset
 from qkv.tasks.example_task import text_in
 from qkv.tasks.pairs.pairs import TokenPair, joined, marks, pair_loss, paired, write_after

@@ -17,11 +17,12 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
 from qkv.spec.data import Data
-from qkv.spec.errors import Problem, SpecError, UserError
+from qkv.spec.errors import Problem, SpecError
 from qkv.spec.generation import Generation
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Summarization, Translation
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.example_task import (
     Collate,

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from qkv.data.corpora.corpus import Corpus
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import SpanCorruption
+from qkv.system.errors import UserError
 from qkv.tasks.objectives.spans import corrupt_spans, counts, lengths_of
 from qkv.tasks.pairs.pairs import TokenPair
 from qkv.tasks.pairs.restoration import RestorationTask

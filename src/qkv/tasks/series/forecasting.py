@@ -20,11 +20,11 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.signals.series import Series
 from qkv.spec.tasks import Forecasting
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import HELD_OUT, OTHER, Dataset
 from qkv.tasks.series.forecast_errors import COVERAGES, Errors, errors_of
 from qkv.tasks.series.forecast_rows import columns_of, forecast_rows, in_units_of, places_of

@@ -19,10 +19,11 @@ from qkv.data.series.windows import Cutter, ScaledSeries, Windows, scaled
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
 from qkv.layers.times import TimedSignal
-from qkv.spec.errors import Problem, SpecError, UserError
+from qkv.spec.errors import Problem, SpecError
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.series import OfSeries, Series
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import HELD_OUT, OTHER, Dataset
 
 _WAYS_OUT = ("give other task.parts", "give a table with values")

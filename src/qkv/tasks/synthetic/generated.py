@@ -14,9 +14,10 @@ from qkv.data.batching.rows import random
 from qkv.data.corpora.corpus import TEST, TRAIN, VALIDATION
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import Problem, SpecError, UserError
+from qkv.spec.errors import Problem, SpecError
 from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import WordList
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import HELD_OUT, Dataset, with_vocabulary
 from qkv.tasks.task import Observed, Task
 from qkv.tokenizers.tokenizer import Tokenizer

@@ -21,10 +21,10 @@ from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Sorting
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import HELD_OUT, Dataset
 from qkv.tasks.example_task import text_in
 from qkv.tasks.synthetic.generated import Draw, GeneratedTask, ids_of, observed_answers, tokenizer_of

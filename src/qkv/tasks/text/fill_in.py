@@ -14,8 +14,8 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.example_task import text_in
 from qkv.tasks.text.text_task import TextTask
 from qkv.tokenizers.framing import Framed

@@ -10,8 +10,8 @@ import numpy as np
 from qkv.data.batching.batch import Batch
 from qkv.data.corpora.corpus import TRAIN, VALIDATION, Corpus, open_corpus, open_whole
 from qkv.data.vocabulary import Vocabulary
-from qkv.spec.errors import UserError
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import OTHER, Dataset, TextDataset
 from qkv.tasks.task import Task
 from qkv.tokenizers.tokenizer import Tokenizer

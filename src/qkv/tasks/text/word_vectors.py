@@ -24,10 +24,10 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import CBOW, SkipGram
+from qkv.system.errors import UserError, nearest
 from qkv.tasks.dataset import Dataset, TextDataset
 from qkv.tasks.example_task import text_in
 from qkv.tasks.objectives.pairs import NegativeSampler, cbow_contexts, keep_probabilities

@@ -11,8 +11,8 @@ import numpy as np
 
 from qkv.data.features.word_features import hashed_words
 from qkv.data.vocabulary import Vocabulary
-from qkv.spec.errors import UserError
 from qkv.spec.processors import WordFeatures
+from qkv.system.errors import UserError
 from qkv.tasks.example_task import Truncation
 from qkv.tokenizers.tokenizer import Tokenizer
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 from qkv.data.features.word_features import strings
-from qkv.spec.errors import UserError
 from qkv.spec.processors import WordFeatures
+from qkv.system.errors import UserError
 from qkv.tasks.metrics.label_metrics import agreement
 from qkv.tasks.metrics.text_metrics import metric_library
 from qkv.tasks.words.entities import MostFrequent, entity_f1, marks_entities

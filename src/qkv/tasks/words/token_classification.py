@@ -21,11 +21,11 @@ from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
-from qkv.spec.errors import UserError
 from qkv.spec.heads import CRFHead
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import TokenClassification
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.example_task import Collate, ExampleTask, Truncation, trained, types_or_none
 from qkv.tasks.labels.class_weights import label_loss, rare_labels_note, weights_of, with_class_weights

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 SUFFIX = ".gguf"
 

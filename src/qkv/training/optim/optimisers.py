@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from qkv.layers.branch import matrices
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.register import implementation, implements
 from qkv.spec.training import AdamW
 from qkv.spec.training import Muon as MuonSpec
 from qkv.spec.training import Optimizer as OptimizerSpec
+from qkv.system.errors import UserError, nearest
 from qkv.training.optim.muon import Muon
 
 Named = list[tuple[str, nn.Parameter]]

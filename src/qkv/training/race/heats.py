@@ -23,9 +23,9 @@ from qkv.runs.metrics import TAKEN, rows_of
 from qkv.runs.run import Run
 from qkv.runs.storage.files import clear_errors, remove
 from qkv.runs.storage.folder import SPEC
-from qkv.spec.errors import UserError
 from qkv.spec.files.overrides import override, quick_form
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.system.files import write_file
 from qkv.system.world import ALONE, World
 from qkv.tasks.registry import task_of_recipe

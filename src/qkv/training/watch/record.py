@@ -20,9 +20,9 @@ from qkv.runs.metrics import EXPECTED, METRICS, PLANNED, rows_of, steps_in_all, 
 from qkv.runs.storage.evaluation_file import read_evaluation
 from qkv.runs.storage.files import clear_errors, files_in, read_metadata
 from qkv.runs.storage.folder import WEIGHTS
-from qkv.spec.errors import UserError
 from qkv.spec.files.yaml_io import dump
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.system.files import write_file
 from qkv.system.processor import processor_name
 from qkv.training.setup import Setup

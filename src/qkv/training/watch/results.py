@@ -18,13 +18,13 @@ from qkv.runs.storage.evaluation_file import read_evaluation
 from qkv.runs.storage.files import clear_errors, read_tensors
 from qkv.runs.storage.folder import SPEC, WEIGHTS
 from qkv.runs.storage.identity import MADE_WITH, check_unedited, difference
-from qkv.spec.errors import UserError
 from qkv.spec.files.plain import plain
 from qkv.spec.files.yaml_edit import InLine, with_keys
 from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.recipes.results import Figure, Result
+from qkv.system.errors import UserError
 from qkv.system.files import write_file
 from qkv.tasks.registry import task_of_recipe
 from qkv.training.environment import read_environment

@@ -12,7 +12,7 @@ from qkv.data.records.columns.profile import MOST_LABELS, Profile, plain, profil
 from qkv.data.records.model import Role
 from qkv.data.records.table import Row, Table
 from qkv.data.records.values import separator_of
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 
 _LOOKED_AT = 100
 """Number of values that are read to check that the content of a column does not contradict its name."""

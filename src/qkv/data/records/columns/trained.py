@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from qkv.data.records.model import Role
 from qkv.data.records.table import Table
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 def trained_columns(

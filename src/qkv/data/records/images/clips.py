@@ -16,7 +16,7 @@ from qkv.data.records.images.image_files import opened_image, reduced
 from qkv.data.records.images.pictures import is_pixels
 from qkv.data.records.table import Row, Table
 from qkv.data.records.values import Unusable
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 ARRAYS = ".npy"
 """Extension of a file that holds an array of frames."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from qkv.data.records.images.folders import SUFFIXES, layout, visible
 from qkv.data.records.table import Row, Table
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 URI = "data:image/"
 """Beginning of an image that is written as text (data URI, base64)."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from qkv.data.corpora.text import TextSource
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table, lines
-from qkv.spec.errors import UserError, quoted
+from qkv.system.errors import UserError, quoted
 
 DOCUMENT = "-DOCSTART-"
 NO_TOKEN = re.compile(r"\d+[-.]\d+")

@@ -13,7 +13,7 @@ from qkv.data.corpora.text import TextSource
 from qkv.data.records.model import BadRow
 from qkv.data.records.readers.headers import SAMPLE, Fields, TableHeader, numbered, read_header, separator_line
 from qkv.data.records.table import Row, Table, head, lines
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 DELIMITERS = (",", ";", "\t")
 LONGEST_FIELD = 1 << 30

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from qkv.data.corpora.text import TextSource
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table, lines
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 _PAIR = re.compile(r"\b(\w+)=((?:(?!\s\w+=).)*)")
 """Field of a header, such as ``OS=Homo sapiens``; it ends before the next field."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv.data.corpora.text import TextSource
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 def arrays_of(text: TextSource) -> dict[str, np.ndarray]:

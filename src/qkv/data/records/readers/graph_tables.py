@@ -12,7 +12,7 @@ from qkv.data.corpora.text import TextSource
 from qkv.data.records.model import BadRow
 from qkv.data.records.readers.graph_arrays import feature_mapping, needed
 from qkv.data.records.table import Row, Table
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 GRAPH = "graph"
 """Name of the column of graphs."""

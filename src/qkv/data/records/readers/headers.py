@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from qkv.data.cells.numbers import like_number
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 SAMPLE = 100
 """Number of records that are examined to recognise titles and an index column."""

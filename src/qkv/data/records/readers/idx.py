@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.data.corpora.text import TextSource
 from qkv.data.records.table import Row, Table
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 _BYTES = 0x08
 """IDX type code of unsigned bytes."""

@@ -9,7 +9,7 @@ from typing import Any
 from qkv.data.corpora.text import TextSource
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table, head, lines
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 SAMPLE = 1000
 """Number of first objects whose keys define the columns."""

@@ -11,7 +11,7 @@ from qkv.data.records.model import BadRow, Role
 from qkv.data.records.readers.series_tables import TO, named_columns, range_of
 from qkv.data.records.table import Row, Table
 from qkv.data.records.values import is_nan
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 LABELS = "labels"
 """Kind of the roles whose values are sets of labels."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from qkv.data.corpora.text import TextSource
 from qkv.data.records.model import BadRow
 from qkv.data.records.table import Row, Table, lines
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 def parallel(first: TextSource, second: TextSource, columns: tuple[str, str] = ("1", "2")) -> Table:

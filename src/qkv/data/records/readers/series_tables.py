@@ -15,7 +15,7 @@ from qkv.data.corpora.text import TextSource
 from qkv.data.records.columns.profile import IDS, Profile, plain, profiles
 from qkv.data.records.model import BadRow, Role
 from qkv.data.records.table import Row, Table
-from qkv.spec.errors import UserError, nearest
+from qkv.system.errors import UserError, nearest
 
 SERIES = "series"
 """Kind of the roles whose values are series, and name of their column in files of arrays."""

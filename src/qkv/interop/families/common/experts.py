@@ -11,10 +11,10 @@ from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import PAIR
 from qkv.interop.mapping.names import NameRule, Reasons
 from qkv.spec.branches import GatedFeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.model import Block, Model
 from qkv.spec.models.surgery import shortest_pattern
 from qkv.spec.position_wise.experts import MixtureOfExperts
+from qkv.system.errors import UserError
 
 OURS = "blocks.{layer}.branches.1.body."
 DENSE, SPARSE = "dense", "sparse"

@@ -13,12 +13,12 @@ from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import PAIR, QKV, interleaved_rope
 from qkv.interop.mapping.names import NameRule
 from qkv.spec.branches import Attention, Branch, FeedForward, GatedFeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.masks import AllOf, Causal, Mask, Window
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.models.surgery import shortest_pattern
 from qkv.spec.parts import LayerNorm, NoPositions, NoRelative, Norm, RMSNorm, Rope
+from qkv.system.errors import UserError
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 _ATTENTION, _FEED_FORWARD = "model.layers.{layer}.self_attn.", "model.layers.{layer}.mlp."

@@ -12,9 +12,9 @@ from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import COPIED
 from qkv.interop.mapping.family import Architecture
 from qkv.interop.mapping.names import NameRule, Reasons
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead, VectorsHead
 from qkv.spec.parts import Activation, LayerNorm
+from qkv.system.errors import UserError, nearest
 
 HEAD_KEYS: Reasons = dict.fromkeys(
     ("tie_word_embeddings", "classifier_dropout"), "part of a head that this architecture lacks"

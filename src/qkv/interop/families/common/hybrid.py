@@ -10,10 +10,10 @@ from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import TAPS
 from qkv.interop.mapping.names import NameRule
 from qkv.spec.branches import Attention, Branch
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.mixers.matrix_state import GatedDelta
 from qkv.spec.model import Block, Model
 from qkv.spec.parts import Rope
+from qkv.system.errors import UserError, nearest
 
 T = TypeVar("T")
 B = TypeVar("B", bound=Branch)

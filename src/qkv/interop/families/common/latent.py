@@ -14,11 +14,11 @@ from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import INTERLEAVED, Inverse, RotaryPairs, Way
 from qkv.interop.mapping.names import NameRule
 from qkv.spec.branches import GatedFeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.mixers.latent_attention import LatentAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import NoPositions, RMSNorm, Rope, RopeScaling, YarnScaling
+from qkv.system.errors import UserError
 
 _OURS, _THEIRS = "blocks.{layer}.branches.0.body.", "model.layers.{layer}.self_attn."
 _NORM = RMSNorm(eps=1e-6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from qkv.interop.families.common.shape import shortest
 from qkv.interop.mapping.config import Config
 from qkv.spec.branches import Attention
-from qkv.spec.errors import UserError
+from qkv.system.errors import UserError
 
 
 def factor_of(config: Config, key: str, default: float = 1.0) -> float:

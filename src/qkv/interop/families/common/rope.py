@@ -10,9 +10,9 @@ from typing import Any
 
 from qkv.interop.mapping.config import Config
 from qkv.spec.branches import Attention
-from qkv.spec.errors import UserError
 from qkv.spec.model import Block, Model
 from qkv.spec.parts import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Rope, RopeScaling, YarnScaling
+from qkv.system.errors import UserError
 
 BASE = 10000.0
 ORIGINAL = "original_max_position_embeddings"

@@ -9,8 +9,8 @@ from typing import Any
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import TAPS
 from qkv.interop.mapping.names import NameRule
-from qkv.spec.errors import UserError
 from qkv.spec.mixers.matrix_state import Mamba2
+from qkv.system.errors import UserError
 
 INFINITY = {"__float__": "Infinity"}
 """Infinity, as the published library writes it in JSON."""

@@ -13,10 +13,10 @@ from qkv.interop.mapping.family import Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Alibi, LayerNorm, NoPositions
+from qkv.system.errors import UserError
 
 NAMES = (
     NameRule("frontend.table", "transformer.word_embeddings.weight"),

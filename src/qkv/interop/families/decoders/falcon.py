@@ -16,10 +16,10 @@ from qkv.interop.mapping.family import Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Alibi, LayerNorm, NoPositions, Relative, Rope
+from qkv.system.errors import UserError
 
 ALIBI = Alibi(scaled=True, rounded="bf16")
 

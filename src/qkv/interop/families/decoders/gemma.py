@@ -20,12 +20,12 @@ from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import Head
 from qkv.spec.masks import Causal, Full, Mask, Window
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.models.surgery import shortest_pattern
 from qkv.spec.parts import NoPositions, RMSNorm, Rope
+from qkv.system.errors import UserError, nearest
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 _BOTH_WAYS = "use_bidirectional_attention"

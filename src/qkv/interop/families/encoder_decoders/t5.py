@@ -19,12 +19,12 @@ from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import NoPositions, RMSNorm, T5Buckets
+from qkv.system.errors import UserError, nearest
 
 
 def _stack(ours: str, theirs: str, last: int) -> tuple[NameRule, ...]:

@@ -17,12 +17,12 @@ from qkv.interop.mapping.family import COMMON, Architecture, Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import Causal, Full, Mask, Window
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.models.cross import CrossAttention
 from qkv.spec.models.surgery import shortest_pattern
+from qkv.system.errors import UserError
 
 _CAP = "final_logit_softcapping"
 _LAYER, _SLOT = "layers.{layer}.", "blocks.{layer}.branches."

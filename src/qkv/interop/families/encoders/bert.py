@@ -27,11 +27,11 @@ from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.masks import Causal, Full, Mask
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import LayerNorm, Learned, NoNorm, Norm
+from qkv.system.errors import UserError
 
 IGNORED = {
     "bert.embeddings.position_ids": "constant position ids 0, 1, 2, …",

@@ -23,12 +23,12 @@ from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, Branch, FeedForward
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead
 from qkv.spec.masks import Full
 from qkv.spec.mixers.relative_attention import DisentangledAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import LayerNorm, Learned, NoNorm, NoPositions
+from qkv.system.errors import UserError, nearest
 
 _LAYER = "deberta.encoder.layer.{layer}."
 _SELF = f"{_LAYER}attention.self."

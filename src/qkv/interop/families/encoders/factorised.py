@@ -30,9 +30,9 @@ from qkv.interop.mapping.conversions import QKV
 from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule, Reasons
 from qkv.interop.registry import register
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head, LanguageModelHead, TokenHead, VectorsHead
 from qkv.spec.model import Model, Text
+from qkv.system.errors import UserError
 
 
 def embedding_width(spec: Model) -> int | None:

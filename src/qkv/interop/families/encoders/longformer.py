@@ -15,11 +15,11 @@ from qkv.interop.mapping.family import Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention
-from qkv.spec.errors import UserError
 from qkv.spec.heads import ClassificationHead, Head, RegressionHead
 from qkv.spec.masks import Full
 from qkv.spec.mixers.sparse_attention import GlobalLocalAttention
 from qkv.spec.model import Model
+from qkv.system.errors import UserError
 
 _SELF = "longformer.encoder.layer.{layer}.attention.self."
 NAMES = (

@@ -17,11 +17,11 @@ from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, GatedFeedForward
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
 from qkv.spec.masks import Full, Window
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import LayerNorm, NoNorm, NoPositions, Rope
+from qkv.system.errors import UserError, nearest
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 BASES = {FULL: 160000.0, SLIDING: 10000.0}

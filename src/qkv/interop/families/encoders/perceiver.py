@@ -19,12 +19,12 @@ from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, Branch, FeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Latents, Model, Queries, Text
 from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import LayerNorm, NoNorm, NoResidual
+from qkv.system.errors import UserError
 
 MASKED_HEADS, MASKED_CHANNELS = 8, 256
 """(heads, total features) of the masked language model's queries, which configs do not contain."""

@@ -16,12 +16,12 @@ from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, Branch, FeedForward
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.masks import AllOf, Blocks, Causal, Full
 from qkv.spec.mixers.lsh_attention import LSHAttention
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import Axial, LayerNorm, Learned, Positions, Reversible
+from qkv.system.errors import UserError, nearest
 
 _LAYER = "reformer.encoder.layers.{layer}"
 _PLACES = "reformer.embeddings.position_embeddings"

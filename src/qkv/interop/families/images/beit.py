@@ -20,12 +20,12 @@ from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule, Reasons
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.heads import ClassificationHead, Head, RegressionHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Model
 from qkv.spec.parts import Add, Bias2D, LayerNorm, NoNorm, NoPositions, NoRelative, Relative, Residual, Scaled
 from qkv.spec.signals.images import Patches
+from qkv.system.errors import UserError
 
 _OWN, _SHARED = "use_relative_position_bias", "use_shared_relative_position_bias"
 _SLOT, _LAYER = "blocks.{layer}.branches.", "encoder.layer.{layer}."

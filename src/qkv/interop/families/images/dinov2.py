@@ -20,11 +20,11 @@ from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule, Reasons
 from qkv.interop.registry import register
 from qkv.spec.branches import FeedForward, GatedFeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model
 from qkv.spec.parts import Scaled
 from qkv.spec.signals.images import Patches
+from qkv.system.errors import UserError
 
 _LAYER = "encoder.layer.{layer}"
 NAMES = (

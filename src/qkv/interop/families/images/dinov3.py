@@ -17,12 +17,12 @@ from qkv.interop.mapping.family import Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Model
 from qkv.spec.parts import LayerNorm, NoPositions, Rope2D, Scaled
 from qkv.spec.signals.images import Patches
+from qkv.system.errors import UserError
 
 _SLOT, _LAYER = "blocks.{layer}.branches.", "layer.{layer}."
 NAMES = (

@@ -17,12 +17,12 @@ from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule, Reasons
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
-from qkv.spec.errors import UserError, quoted
 from qkv.spec.heads import ClassificationHead, Head, RegressionHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Model
 from qkv.spec.parts import LayerNorm, Learned, LearnedGrid, Positions, Residual
 from qkv.spec.signals.images import Patches
+from qkv.system.errors import UserError, quoted
 
 IGNORED_CONFIG: Reasons = {
     **dict.fromkeys(("pooler_act", "pooler_output_size"), "part of the pooler, which is not used"),

@@ -14,10 +14,10 @@ from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention
-from qkv.spec.errors import UserError
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Model
+from qkv.system.errors import UserError
 
 POOLINGS = {"bos": "first", "mean": "mean"}
 

@@ -18,13 +18,13 @@ from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule, Reasons
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
-from qkv.spec.errors import UserError, quoted
 from qkv.spec.heads import ForecastHead, Head, VectorsHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Model
 from qkv.spec.models.forecasts import Point
 from qkv.spec.parts import BatchNorm, LayerNorm, NoNorm
 from qkv.spec.signals.series import SeriesPatches
+from qkv.system.errors import UserError, quoted
 
 _LAYER, _ATTENTION = "model.encoder.layers.{layer}", "model.encoder.layers.{layer}.self_attn"
 _OVER = {"mean": "mean", None: "flatten"}

@@ -14,10 +14,10 @@ from qkv.interop.mapping.conversions import Broadcast
 from qkv.interop.mapping.family import Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
 from qkv.spec.position_wise.experts import BalanceBias
+from qkv.system.errors import UserError
 
 
 def _read(config: Config) -> list[bool]:

@@ -16,13 +16,13 @@ from qkv.interop.mapping.family import Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, Branch, FeedForward
-from qkv.spec.errors import UserError, nearest
 from qkv.spec.heads import Head
 from qkv.spec.mixers.matrix_state import Mamba2
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.models.surgery import shortest_pattern
 from qkv.spec.parts import NoPositions, RMSNorm
 from qkv.spec.position_wise.experts import BalanceBias, MixtureOfExperts
+from qkv.system.errors import UserError, nearest
 
 KEYS = StateSpaceKeys(
     "mamba_num_heads",

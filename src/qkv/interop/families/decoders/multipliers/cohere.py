@@ -17,10 +17,10 @@ from qkv.interop.mapping.family import Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
 from qkv.spec.parts import LayerNorm, NoNorm, NoRelative
+from qkv.system.errors import UserError
 
 _LAYER = "model.layers.{layer}."
 NAMES = (

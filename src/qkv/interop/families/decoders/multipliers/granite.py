@@ -18,10 +18,10 @@ from qkv.interop.mapping.family import Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Model, Text
 from qkv.spec.parts import Add, NoRelative, Rope
+from qkv.system.errors import UserError
 
 
 def spec_of_granite(config: Config, head: Head) -> Model:

@@ -12,10 +12,10 @@ from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
 from qkv.spec.parts import NoRelative
+from qkv.system.errors import UserError
 
 
 def attentions_of(config: Config) -> list[Attention]:

@@ -15,10 +15,10 @@ from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
 from qkv.spec.parts import LayerNorm, Rope
+from qkv.system.errors import UserError
 
 _BASE = 500_000.0
 

@@ -16,11 +16,11 @@ from qkv.interop.mapping.family import Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.masks import Causal
 from qkv.spec.model import Model
 from qkv.spec.parts import Learned
+from qkv.system.errors import UserError
 
 _NEO = PlainKeys(
     "hidden_size",

@@ -17,10 +17,10 @@ from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head, LanguageModelHead
 from qkv.spec.model import Model
 from qkv.spec.parts import NoPositions, Rope
+from qkv.system.errors import UserError
 
 _PHI = PlainKeys(
     "hidden_size",

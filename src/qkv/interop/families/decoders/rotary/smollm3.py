@@ -9,10 +9,10 @@ from qkv.interop.families.common.heads import HEAD_KEYS, language_model, of_deco
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
 from qkv.interop.registry import register
-from qkv.spec.errors import UserError
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
 from qkv.spec.parts import NoRelative
+from qkv.system.errors import UserError
 
 
 def spec(config: Config, head: Head) -> Model:
