@@ -194,7 +194,7 @@ def check_rewind(s: Subject) -> None:
     _, state = s.call(x, s.start(3))
     if not s.rewindable:
         if isinstance(s, Stack):
-            with pytest.raises(UserError, match="cannot be cut to a length"):
+            with pytest.raises(UserError, match="cannot be truncated"):
                 s.rewind(state, back)
         return
     y, _ = s.call(other, s.rewind(state, back))

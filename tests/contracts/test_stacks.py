@@ -72,7 +72,7 @@ def test_a_stack_repeats_its_pattern() -> None:
 
 @pytest.mark.parametrize("capacity", [0, -1])
 def test_a_state_without_room_is_refused(capacity: int) -> None:
-    with pytest.raises(UserError, match=f"capacity of {capacity} holds no position"):
+    with pytest.raises(UserError, match=f"capacity of {capacity} positions"):
         Stack(STACKS["plain"]).start(1, capacity)
 
 
@@ -80,7 +80,9 @@ def test_a_state_without_room_is_refused(capacity: int) -> None:
 def test_a_state_goes_back_to_what_it_has_seen_and_nowhere_else(length: int) -> None:
     s = Stack(STACKS["plain"])
     _, state = s.call(s.inputs(1, 3), s.start(1))
-    with pytest.raises(UserError, match=r"only be rewound to what it has seen|hold -1; allowed: at least 0"):
+    with pytest.raises(
+        UserError, match=r"only be truncated to positions that it has read|hold -1; allowed: at least 0"
+    ):
         s.rewind(state, torch.tensor([length]))
 
 

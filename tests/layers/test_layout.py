@@ -129,7 +129,7 @@ def test_a_mixer_outside_of_the_package_is_transferred_by_its_declaration() -> N
     old, new = model(1, groups=2), model(2, groups=4, codes=5)
     before = new.state_dict()[f"{BODY}.codes"][3:].clone()
     found = dict(in_words(transplant(old, new)))
-    assert found["blocks.*.branches.0.body.vkq.weight"] == "v, k: each head 2 times; q: kept"
+    assert found["blocks.*.branches.0.body.vkq.weight"] == "v, k: each head copied 2 times; q: kept"
     assert found["blocks.*.branches.0.body.codes"] == "3 of 5 rows kept"
     assert torch.equal(new.state_dict()[f"{BODY}.codes"][3:], before)
     with torch.no_grad():

@@ -88,7 +88,7 @@ def test_weights_can_be_seen_while_decoding() -> None:
     ("blocks", "encoder", "sentence"),
     [
         ((GRU(), FixedContext()), ENCODER, "no branch of the model attends to the encoder's output"),
-        ((GRU(),), None, "the model has no encoder to read a source with"),
+        ((GRU(),), None, "the model has no encoder, which reads a source"),
     ],
 )
 def test_where_nothing_is_aligned(blocks: tuple[GRU, ...], encoder: Encoder | None, sentence: str) -> None:

@@ -112,8 +112,8 @@ def test_a_model_written_by_hand_copies_the_token_before() -> None:
         ({"layer": 0, "branch": 1, "piece": "gate", "head": 0, "values": 0}, "'gate' is not divided into heads"),
         ({"weight": "frontend.tabel", "values": 0}, "no weight 'frontend.tabel'; did you mean 'frontend.table'?"),
         ({"weight": "norm.weight", "piece": "q", "values": 0}, "has no piece 'q'; it is not divided"),
-        ({"layer": 0, "piece": "q", "values": [[1, 2], [3, 4]]}, "the shape [2, 2] are given; it has [12, 12]"),
-        ({"layer": 0, "piece": "q", "values": [[1, 2], [3]]}, "rows of different lengths are given"),
+        ({"layer": 0, "piece": "q", "values": [[1, 2], [3, 4]]}, "the shape [2, 2], the weight has [12, 12]"),
+        ({"layer": 0, "piece": "q", "values": [[1, 2], [3]]}, "the values have rows of different lengths"),
         ({"weight": "norm.weight", "values": "identity"}, "only a matrix can be an identity"),
     ],
 )

@@ -141,7 +141,7 @@ def test_rows_at_different_places_of_their_segments_are_read_together() -> None:
 def test_a_state_cannot_be_cut() -> None:
     m = built(carrying())
     assert not m.rewindable
-    with pytest.raises(UserError, match="the state of 'recurrent_memory' cannot be cut to a length"):
+    with pytest.raises(UserError, match="the state of 'recurrent_memory' cannot be truncated"):
         m.rewind(m.init_state(1), torch.tensor([0]))
 
 

@@ -63,9 +63,7 @@ def test_going_back_in_a_state_that_cannot(branch: GRU | LinearAttention, kind: 
     assert not built.rewindable
     _, state = built(ids(), built.init_state(2))
     assert state is not None
-    with pytest.raises(
-        UserError, match=rf"the state of '{kind}' cannot be cut to a length; keep a copy of it \(rows\) from before"
-    ):
+    with pytest.raises(UserError, match=rf"the state of '{kind}' cannot be truncated; keep a copy of it"):
         built.rewind(state, torch.tensor([1, 1]))
 
 
@@ -83,7 +81,7 @@ def test_more_positions_than_the_capacity() -> None:
 def test_a_capacity_for_nothing(capacity: int) -> None:
     with pytest.raises(
         UserError,
-        match=f"a state with a capacity of {capacity} holds no position; give at least 1, or none to let it grow",
+        match=f"a state cannot have a capacity of {capacity} positions; allowed: at least 1, or None to let it grow",
     ):
         build(model()).init_state(1, capacity)
 

@@ -91,7 +91,7 @@ def _means(rows: Tensor, heads: int, groups: int) -> Tensor:
 
 def test_repeated_heads_compute_what_the_shared_ones_did() -> None:
     old, new = model(attention(2), 1), model(attention(6), 2)
-    assert ways(transplant(old, new))[f"{QKV}.weight"] == "q: kept; k, v: each head 3 times"
+    assert ways(transplant(old, new))[f"{QKV}.weight"] == "q: kept; k, v: each head copied 3 times"
     torch.testing.assert_close(new(IDS)[0], old(IDS)[0], rtol=1e-5, atol=1e-5)
     back = model(attention(2), 5)
     transplant(new, back)
@@ -113,7 +113,9 @@ def test_linear_attention_takes_queries_keys_values_and_the_output() -> None:
     old, new = model(attention(6), 1), model({"kind": "linear_attention", "num_heads": H}, 2)
     assert set(ways(transplant(old, new)).values()) == {"kept"}
     shared = model({"kind": "linear_attention", "num_heads": H}, 2)
-    assert ways(transplant(model(attention(2), 1), shared))[f"{QKV}.weight"] == "q: kept; k, v: each head 3 times"
+    assert (
+        ways(transplant(model(attention(2), 1), shared))[f"{QKV}.weight"] == "q: kept; k, v: each head copied 3 times"
+    )
 
 
 def test_other_mixers_keep_what_has_their_path_and_shape() -> None:
@@ -169,7 +171,7 @@ def test_heads_of_cross_attention_become_fewer_like_those_of_attention() -> None
         return model(branch, seed, encoder={"frontend": {"kind": "text", "vocab_size": 13}, "num_layers": 1})
 
     old, new = reading(2, 1), reading(6, 2)
-    assert ways(transplant(old, new))["blocks.*.branches.0.body.memory.weight"] == "k, v: each head 3 times"
+    assert ways(transplant(old, new))["blocks.*.branches.0.body.memory.weight"] == "k, v: each head copied 3 times"
     torch.testing.assert_close(
         new(IDS, memory=new.encode(IDS))[0], old(IDS, memory=old.encode(IDS))[0], rtol=1e-5, atol=1e-5
     )

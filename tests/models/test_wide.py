@@ -112,7 +112,7 @@ def test_a_fitted_table_is_no_frozen_parameter() -> None:
 def test_a_signal_without_features_is_refused() -> None:
     model = filled(model_of())
     path_of(model).set_share(1.0, 1.0)
-    with pytest.raises(UserError, match="has no features; give them as its input 'wide'"):
+    with pytest.raises(UserError, match="has no features; pass them as its input 'wide'"):
         model(torch.randint(11, (2, 5)))
 
 

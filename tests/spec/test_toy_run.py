@@ -217,6 +217,6 @@ def test_two_memories_of_equal_length_have_lengths_of_their_own() -> None:
         decoded.append(y)
     torch.testing.assert_close(torch.cat(decoded, 1), whole, rtol=1e-5, atol=1e-6)
     with pytest.raises(
-        qkv.UserError, match="this branch reads the memory 'style'; encode the source and give its memory"
+        qkv.UserError, match="this branch reads the memory 'style'; encode the source and pass the result as memory"
     ):
         model(ids, memory=memories[MEMORY])

@@ -98,7 +98,9 @@ class ResidualPostNorm(PreNorm):
 
 
 class Parallel(Slot):
-    """Parallel branch: one of several with the same input x, normalised once by ``Block``, or by each branch's norm."""
+    """Parallel branch: all branches of the block read the same input x, after one norm in ``Block`` or a norm per
+    branch.
+    """
 
     def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
         super().__init__(block, j, width, name, memory_width)

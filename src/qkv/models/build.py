@@ -19,17 +19,18 @@ from qkv.system.torch_settings import usual_settings
 
 
 def build(spec: Model, seed: int = 0, start: Start | None = None) -> Transformer:
-    """Build the module of ``spec`` in fp32 on the current default device, with weights drawn from ``seed`` alone.
+    """Build the module of ``spec`` in fp32 on the current default device; random weights depend only on ``seed``.
 
     start: source of the weights. The seed of a ``RandomStart``, if it has one, replaces ``seed``; a
-        ``ConstructedStart`` writes weights by name. Training copies the weights of a checkpoint, not this function.
+    ``ConstructedStart`` writes values into weights by name. A start from a checkpoint is refused: ``qkv.training``
+    copies its weights.
 
     Matrices are drawn from N(0, init_std²), divided by √(number of branches) for output projections of branches (GPT-2,
     Radford et al. 2019); biases are 0, norms 1. Raises ``UserError`` if the vocabulary size is unknown, or if the model
     lacks a weight that ``start`` names.
     """
     if start is not None and start.checkpoint is not None:
-        raise UserError(f"start: build draws or writes weights; to use those of {start.checkpoint!r}, load or train it")
+        raise UserError(f"start: build reads no checkpoint; for the weights of {start.checkpoint!r}, load or train it")
     limit_threads()
     keep_freed_memory()
     with usual_settings(device=False), torch.random.fork_rng(devices=[]):

@@ -19,7 +19,7 @@ _SUFFIX = ".weight"
 def construct(model: Transformer, start: ConstructedStart) -> None:
     """Write the values of ``start.pieces`` into the weights of ``model``, in place.
 
-    Raises ``UserError`` if the model lacks a piece, or if values do not have the shape of their piece.
+    Raises ``UserError`` if the model has no such piece, or if the values do not have the shape of the piece.
     """
     tensors, stored = model.state_dict(keep_vars=True), layouts(model)
     if start.rest == "zero":
@@ -98,7 +98,7 @@ def _write(part: Tensor, values: Values, place: str) -> None:
     try:
         found = torch.tensor(values, dtype=part.dtype, device=part.device)
     except ValueError:
-        raise UserError(f"{place}: rows of different lengths are given") from None
+        raise UserError(f"{place}: the values have rows of different lengths") from None
     if found.dim() and found.shape != part.shape:
-        raise UserError(f"{place}: values of the shape {list(found.shape)} are given; it has {list(part.shape)}")
+        raise UserError(f"{place}: the values have the shape {list(found.shape)}, the weight has {list(part.shape)}")
     part.copy_(found.expand(part.shape))

@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Context manager: evaluation mode (no dropout); restores each module's training flag at the end."""
+    """Context manager: put ``model`` in evaluation mode (no dropout) inside; restore each module's mode at the end."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""Output queries: position vectors that the blocks take as input when latents read the model's input."""
+"""Output queries: learned vectors that are the input of the blocks, if latents read the model's input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from qkv.spec.model import Queries as QueriesSpec
 
 
 class Queries(nn.Module):
-    """Output queries (B, Q, D) of position embeddings: one per input position, or ``count`` per row (Perceiver IO)."""
+    """Output queries (B, Q, D) made of position embeddings: one per input position, or ``count`` per row (Perceiver
+    IO).
+    """
 
     def __init__(self, part: QueriesSpec, width: int, context_length: int):
         super().__init__()
@@ -23,7 +25,7 @@ class Queries(nn.Module):
     def forward(self, x: Tensor, context: Context, known: Memory) -> tuple[Tensor, Context]:
         """Return (queries (B, Q, D), their context) for an input x (B, N, Dm).
 
-        ``known``: output of the latents; the returned context passes it to cross-attention as the memory.
+        ``known``: output of the latents, which the returned context passes to cross-attention as memory.
         """
         if self.count is not None:
             context = Context(torch.arange(self.count, device=x.device)[None], tap=context.tap)

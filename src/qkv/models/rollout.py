@@ -1,4 +1,4 @@
-"""Attention rollout: share of each position of the input in the vectors that the head reads."""
+"""Attention rollout: how much each input position contributes to the vectors that the head reads."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from qkv.ops.at_least_single import at_least_single
 
 
 def rollout(weights: Sequence[Tensor]) -> Tensor:
-    """Compute attention rollout (Abnar & Zuidema 2020), (B, N, N), from weights (B, H, N, N) of the layers in order.
+    """Compute attention rollout (Abnar & Zuidema 2020), (B, N, N), from the weights (B, H, N, N) of all layers in
+    order.
 
-    R = A_L … A_1 with A = (mean over heads + I) / 2, in which I is the residual connection. Rows sum to 1.
+    R = A_L … A_1 with A = (mean over heads + I) / 2, where I stands for the residual connection. Rows sum to 1.
     """
     mixed = [(each.mean(1) + torch.eye(each.shape[-1], dtype=each.dtype, device=each.device)) / 2 for each in weights]
     return list(accumulate(mixed, lambda below, above: above @ below))[-1]
@@ -26,10 +27,11 @@ def rollout(weights: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def heat(model: Transformer, signal: Signal) -> Tensor | None:
-    """Return the share of each grid position of ``signal`` in the vectors that the head reads, by attention rollout.
+    """Return the contribution of each grid position of ``signal`` to the vectors that the head reads, by attention
+    rollout.
 
-    Shape (B, rows, columns), or (B, times, rows, columns) on a grid of three axes. Layers without attention weights
-    between all positions count as the identity. None if no layer has such weights, if the positions do not lie on a
+    Shape (B, rows, columns), or (B, times, rows, columns) on a grid of three axes. A layer without attention weights
+    between all positions counts as the identity. None if no layer has such weights, if the positions do not lie on a
     grid of two or three axes, or if the model has latents.
     """
     grid = model.frontend.grid(signal)

@@ -10,9 +10,9 @@ from qkv.state.arrival import Counts
 
 
 class State(NamedTuple):
-    """Decoding state of a model (for attention the KV cache).
+    """Decoding state of a model (the KV cache in attention).
 
-    positions (B): number of positions read.   limit (B): fixed capacity, 0 if it grows.   blocks: state of each
+    positions (B): number of positions read.   limit (B): fixed capacity; 0 if the state grows.   blocks: state of each
     branch, or of the segmentation.   prefix (B): length of the prefix, on which masks at later positions may depend.
 
     Counts are on the host, so that decoding does not wait for the device.
@@ -25,7 +25,9 @@ class State(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Result of ``decode``: logits (M, V) after each of the M new tokens of all rows, row by row, and next state."""
+    """Result of ``decode``: logits (M, V) after each of the M new tokens of all rows, row by row, and the next
+    state.
+    """
 
     logits: Tensor
     state: State

@@ -50,7 +50,7 @@ class Stack(Observable, Layered):
         path: str = "",
         memory_width: int | None = None,
     ):
-        """Build the stack. ``table``: token embeddings shared with another stack; None for its own.
+        """Build the stack. ``table``: token embeddings shared with another stack; None to create a table.
 
         path: prefix of names, such as "encoder.".   memory_width: see ``lay``.
         """
@@ -71,7 +71,7 @@ class Stack(Observable, Layered):
 
     @property
     def vocab_size(self) -> int | None:
-        """Vocabulary size of the input; None if the input is not tokens."""
+        """Vocabulary size of the input; None if the input does not consist of tokens."""
         return self.frontend.vocab_size
 
     def points(self) -> Points:
@@ -112,7 +112,7 @@ class Latents(Layered):
         m (B, N, Dm) ────────── memory ─┐
         table (M, Dz) ── z (B, M, Dz) ─ blocks ─ norm ─ (B, M, Dz)
 
-    Padding of the input is ignored; no latent is padding.
+    Padding of the input is ignored; latents are never padding.
     """
 
     def __init__(self, spec: LatentsSpec, width: int, memory_width: int):
@@ -121,7 +121,7 @@ class Latents(Layered):
         self.lay(spec, width, "latents.blocks", memory_width)
 
     def layouts(self) -> Layouts:
-        return {"vectors.table": WHOLE}  # not "rows": latents have no order, so tables of other sizes share none
+        return {"vectors.table": WHOLE}  # not "rows": latents have no order, so tables of different sizes share none
 
     def forward(self, x: Tensor, context: Context) -> Memory:
         """Run the latents on x (B, N, Dm); return their output vectors as a memory.
@@ -130,9 +130,7 @@ class Latents(Layered):
         """
         wrong = next((name for name in _APART if getattr(context, name) is not None), None)
         if wrong:
-            raise UserError(
-                f"{_APART[wrong]} ({wrong}) cannot be read by latents, in which all of a row meets; leave it out"
-            )
+            raise UserError(f"latents read whole rows and cannot respect {_APART[wrong]} ({wrong}); leave it out")
         count = len(self.vectors.table)
         steps = torch.arange(count, device=x.device)
         inside = Context(steps[None], tap=context.tap, memories={MEMORY: _memory(x, context.lengths)})
@@ -155,8 +153,8 @@ _APART = {"segments": "packed documents", "visible": "a table of visible keys", 
 class Transformer(Stack):
     """Complete model: a signal of B rows -> the head's outputs; a language model: ids (B, N) -> logits (B, N, V).
 
-    A row may be split anywhere into several calls that pass the state along: the logits equal the logits of a single
-    call, also for rows of different lengths. With an encoder, ``encode`` the source first and pass its memory, once to
+    A row may be read in several calls that pass the state on, split anywhere: the logits equal those of a single call,
+    also for rows of different lengths. With an encoder, ``encode`` the source first and pass its memory, once to
     ``init_state``, or to each call without a state.
 
     With latents (Perceiver, Jaegle et al. 2021), the blocks read the latents through cross-attention, in one call
@@ -185,24 +183,26 @@ class Transformer(Stack):
         return {**super().points(), "head.output": "output of the head, such as logits (B, N, V)"}
 
     def drop_wide(self) -> None:
-        """Remove the wide path; the model then returns the outputs of the deep path, without their factor."""
+        """Remove the wide path; the model then returns the outputs of the deep path, not multiplied by a."""
         self.wide, self.spec = None, self.spec.changed(wide=None)
 
     @property
     def every_branch(self) -> list[Branch]:
-        """Branches of all stacks in order: branches of the encoder, latents or segmentation first."""
+        """Branches of all stacks: first those of the encoder, latents or segmentation, then those of the model."""
         return [
             *(branch for layered in self._beside for branch in layered.branches),
             *self.branches,
         ]
 
     def share_losses(self, share: float) -> None:
-        """Set the next batch's share of the targets of a training step; it weights auxiliary losses of branches."""
+        """Set the share of a training step's targets that the next batch has; it weights auxiliary losses of
+        branches.
+        """
         for branch in self.every_branch:
             branch.loss_share = share
 
     def after_step(self) -> None:
-        """Let branches adapt to the batches of a training step; to be called after the optimiser's step."""
+        """Let branches adapt to the batches of a training step. Call it after the optimiser's step."""
         for branch in self.every_branch:
             branch.after_step()
 
@@ -219,15 +219,14 @@ class Transformer(Stack):
 
     @property
     def rewindable(self) -> bool:
-        """True if positions at the end of the state can be dropped, see ``rewind``."""
+        """True if positions can be dropped from the end of the state, see ``rewind``."""
         return self.segmentation is None and all(branch.rewindable for branch in self.branches)
 
     def encode(self, signal: Signal | Tensor, tap: Tap | None = None) -> Memory:
-        """Run the encoder on a source; pass the result to other methods as ``memory``."""
+        """Run the encoder on a source; return its output, the ``memory`` of other methods."""
         if self.encoder is None:
             raise UserError(
-                "the model has no encoder to read a source with; give model.encoder, "
-                "or join source and target in one sequence"
+                "the model has no encoder, which reads a source; set model.encoder, or concatenate source and target"
             )
         check_tap(tap, self)
         return self.encoder(signal, tap)
@@ -247,7 +246,7 @@ class Transformer(Stack):
         self._needs_decoding()
         if capacity is not None and capacity < 1:
             raise UserError(
-                f"a state with a capacity of {capacity} holds no position; give at least 1, or none to let it grow"
+                f"a state cannot have a capacity of {capacity} positions; allowed: at least 1, or None to let it grow"
             )
         memories = self._memories(memory)
         for known in memories.values():
@@ -270,7 +269,7 @@ class Transformer(Stack):
     def room_bytes(self, length: int, batch: int = 1, pages: bool = False) -> int:
         """Return the bytes that the decoding state of ``batch`` rows of up to ``length`` positions allocates.
 
-        Growing buffers count with their spare room. ``pages``: leave out keys and values that ``init_state`` puts into
+        The unused part of growing buffers is included. ``pages``: exclude keys and values that ``init_state`` stores in
         pages.
         """
         if self.segmentation is not None:
@@ -293,14 +292,14 @@ class Transformer(Stack):
         if not self.rewindable:
             stuck = self.spec.segmentation or next(b.spec for b in self.branches if not b.rewindable)
             raise UserError(
-                f"the state of {stuck.kind!r} cannot be cut to a length; keep a copy of it (rows) from before"
+                f"the state of {stuck.kind!r} cannot be truncated; keep a copy of it instead (qkv.state.tree.rows)"
             )
         check_counts("lengths", lengths, len(state.positions), None, lengths.device)
         left = Counts.of(lengths)
         if any(not 0 <= length <= seen for length, seen in zip(left, state.positions, strict=True)):
             raise UserError(
-                f"a state can only be rewound to what it has seen: {left.tolist()} asked, "
-                f"{state.positions.tolist()} seen"
+                f"a state can only be truncated to positions that it has read: lengths {left.tolist()}, "
+                f"positions read {state.positions.tolist()}"
             )
         return state._replace(positions=left, blocks=cut(state.blocks, left))
 
@@ -314,7 +313,7 @@ class Transformer(Stack):
     ) -> tuple[Tensor, State | None]:
         """Return (outputs, next state; None without a state). ``signal``: ids (B, N), or a ``Signal``.
 
-        Outputs are those of the head; with a wide path, in evaluation, a · head + b · wide.
+        The outputs are the head's; with a wide path, in evaluation mode, a · head + b · wide.
 
         ``memory``: the encoder's output, for calls without a state; with a state, pass it to ``init_state``.
         """
@@ -335,13 +334,15 @@ class Transformer(Stack):
         tap: Tap | None = None,
         memory: Memory | Memories | None = None,
     ) -> tuple[Tensor, State | None]:
-        """Return (input vectors of the head (B, N, D), next state). With latents or queries, N is their number."""
+        """Return (input vectors of the head (B, N, D), next state). With latents or queries, N is the number of
+        these.
+        """
         x, _, state = self._read(Signal.of(signal), state, tap, memory)
         return x, state
 
     @after_runners
     def decode(self, tokens: Sequence[Sequence[int]], state: State) -> Decoded:
-        """Read one or more new tokens of each row, given as ids; return logits and next state."""
+        """Read one or more new token ids of each row; return logits and next state."""
         signal = Signal.of_rows(tokens, self.device)
         vectors, after = self.features(signal, state)
         assert after is not None
@@ -355,10 +356,10 @@ class Transformer(Stack):
         if state is None:
             x, context = self.embed(signal, tap=tap, memories=self._memories(memory))
             if context.prefix is not None and self.spec.causal and not self.reads_prefix:
-                context = replace(context, prefix=None)  # no mask uses it, and attention is faster without
+                context = replace(context, prefix=None)  # no mask reads it, and attention is faster without it
             return self.vectors(x, context), context, None
         if memory is not None:
-            raise UserError("a memory cannot be joined with a state; give it to init_state, which reads it once")
+            raise UserError("memory cannot be passed together with a state; pass it to init_state, which reads it once")
         x, context = self.embed(
             signal, Past(state.positions, state.limit, state.prefix if self.reads_prefix else None), tap
         )
@@ -382,9 +383,9 @@ class Transformer(Stack):
         return self.offer(context.tap, "norm.output", y), state
 
     def _asking(self, x: Tensor, context: Context, known: Memory) -> tuple[Tensor, Context]:
-        """Return (input of the blocks, its context) after the latents, with output ``known``, have read x.
+        """Return (input of the blocks, its context), where ``known`` is the output of the latents that have read x.
 
-        Without blocks, return the latents.
+        If the model has no blocks beside the latents, return the latents.
         """
         if not len(self.blocks):
             (z,) = known.vectors
@@ -405,7 +406,7 @@ class Transformer(Stack):
     def _memories(self, memory: Memory | Memories | None) -> Memories:
         """Return the memories for cross-attention by name.
 
-        Raises ``UserError`` if a memory is missing, or if one is given that no branch reads.
+        Raises ``UserError`` if a memory is missing, or if no branch reads one of those passed.
         """
         given = {MEMORY: memory} if isinstance(memory, Memory) else memory or {}
         if self.spec.latents:
@@ -417,7 +418,7 @@ class Transformer(Stack):
         if missing is not None:
             path = dotted(("model", *self.spec.first_branch(lambda branch: branch is read[missing].spec)))
             name = "an encoder's output" if missing == MEMORY else f"the memory {missing!r}"
-            raise UserError(f"{path}: this branch reads {name}; encode the source and give its memory")
+            raise UserError(f"{path}: this branch reads {name}; encode the source and pass the result as memory")
         if any(name not in read for name in given):
             raise UserError(_NOT_READ)
         return given

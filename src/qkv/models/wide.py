@@ -22,11 +22,11 @@ DEEP, WIDE = 0, 1
 
 
 class WidePath(Declared):
-    """Base class of wide paths: table (F, C) and bias (C) of a linear map. Made by ``cls(part, num_outputs)``.
+    """Base class of wide paths, linear maps with table (F, C) and bias (C). Constructor: ``cls(part, num_outputs)``.
 
-    ``qkv.training.wide.fit`` fits table and bias, not gradient descent.   share (2): factors a and b in outputs =
-    a · deep + b · wide, fitted after training; (1, 0) until then.   used (2): 1 for each path that is computed in
-    evaluation, 0 for a path whose factor is 0.
+    ``qkv.training.wide.fit`` fits table and bias; they are not trained by gradient descent.   share (2): factors a and
+    b in outputs = a · deep + b · wide, fitted after training; (1, 0) until then.   used (2): 1 for each path that
+    evaluation computes, 0 for a path whose factor is 0.
     """
 
     dense: bool = False
@@ -51,7 +51,9 @@ class WidePath(Declared):
         """Compute outputs (B, C) from the features of each row. Raises ``UserError`` if the signal has no features."""
 
     def random(self, signal: Signal, generator: torch.Generator) -> Signal:
-        """Return a copy of the front end's random ``signal`` with random features for this path, for measurements."""
+        """Return a copy of the front end's random ``signal`` with random features for the wide path, for
+        measurements.
+        """
         return signal
 
     @property
@@ -60,11 +62,11 @@ class WidePath(Declared):
         return self.table.shape[1]
 
     def reads(self, path: int) -> bool:
-        """True if ``path``, DEEP or WIDE, is computed in evaluation."""
+        """Return True if ``path``, DEEP or WIDE, is computed in evaluation."""
         return bool(self.used[path])
 
     def set_share(self, deep: float, wide: float) -> None:
-        """Set the factors of both paths."""
+        """Set the factors a and b of the deep and the wide path."""
         self.share.copy_(torch.tensor([deep, wide]))
         self.used.copy_((self.share != 0).long())
 
@@ -80,10 +82,10 @@ class WidePath(Declared):
 
 
 def _features(signal: Signal) -> Signal:
-    """Return the input of the wide path. Raises ``UserError`` if the signal has none."""
+    """Return the features of the wide path, an input of ``signal``. Raises ``UserError`` if the signal has none."""
     features = features_of(signal)
     if features is None:
-        raise UserError("the model has a wide path, and the signal has no features; give them as its input 'wide'")
+        raise UserError("the model has a wide path, but the signal has no features; pass them as its input 'wide'")
     return features
 
 
@@ -95,7 +97,7 @@ def _bag(signal: Signal) -> FeatureBag:
 class Ngrams(WidePath):
     """Linear map of TF-IDF weights of hashed n-grams: (B, F) ids and counts -> Σ_f t_f W[id_f] + c, (B, C).
 
-    t_f: see the spec. idf is fitted, too.
+    The spec defines t_f. idf is fitted, too.
     """
 
     idf: Tensor
@@ -111,7 +113,7 @@ class Ngrams(WidePath):
         return F.embedding_bag(bag.values, self.table, per_sample_weights=weights, mode="sum") + self.bias
 
     def weights(self, bag: Tensor, counts: Tensor) -> Tensor:
-        """TF-IDF weights (B, F) of features; 0 where the count is 0."""
+        """Return the TF-IDF weights (B, F) of features; 0 where the count is 0."""
         found = torch.where(counts > 0, (1 + counts.clamp(min=1).log()) * self.idf[bag], 0)
         words = bag < self.buckets
         squares = found.square()
@@ -141,7 +143,7 @@ class Features(WidePath):
 
     def __init__(self, part: spec.Features, num_outputs: int):
         if part.count is None:
-            raise UserError("model.wide.count is not known: give it, or build the model together with its data")
+            raise UserError("model.wide.count is unknown: set it, or build the model together with its data")
         super().__init__(part.count, num_outputs)
         self.register_buffer("mean", torch.zeros(part.count))
         self.register_buffer("deviation", torch.ones(part.count))
@@ -154,7 +156,7 @@ class Features(WidePath):
         return _features(signal).values
 
     def scaled(self, features: Tensor) -> Tensor:
-        """Standardised features (B, F)."""
+        """Standardise features (B, F)."""
         return (features.to(self.table.dtype) - self.mean) / self.deviation
 
     def random(self, signal: Signal, generator: torch.Generator) -> Signal:
@@ -213,7 +215,7 @@ class Columns(Features):
 
 @implements(spec.PairFeatures)
 class PairFeatures(Features):
-    """Linear map of the features of pairs of nodes: (P, F) -> ((x - mean) / deviation) W + c, (P, C)."""
+    """Linear map of the features of node pairs: (P, F) -> ((x - mean) / deviation) W + c, (P, C)."""
 
     per_position = True
 
@@ -224,17 +226,18 @@ class PairFeatures(Features):
 
 @implements(spec.LinearWindow)
 class LinearWindow(WidePath):
-    """Linear map of the standardised window of one channel, (B, S, 1 + K) -> W^T z + c, (B, C); K covariates unused.
+    """Linear map of the standardised window of one channel, (B, S, 1 + K) -> W^T z + c, (B, C); it ignores K
+    covariates.
 
-    z = (x, μ/σ, 1/σ). x: the values minus their mean μ, divided by their standard deviation σ, as in the front end
-    ``series_patches``. With μ/σ and 1/σ, an affine map of z can express any affine map of the raw values, in units of σ
-    above μ. If only some steps of the window have values, given with their times, x repeats the last value before each
-    other step.
+    z = (x, μ/σ, 1/σ), where x is the values minus their mean μ, divided by their standard deviation σ, as in the front
+    end ``series_patches``. With μ/σ and 1/σ, an affine map of z can express any affine map of the raw values, in units
+    of σ above μ. If the values come with their times and some steps have none, x repeats the latest value at these
+    steps.
     """
 
     def __init__(self, part: spec.LinearWindow, num_outputs: int):
         if part.steps is None:
-            raise UserError("model.wide.steps is not known: give it, or build the model together with its data")
+            raise UserError("model.wide.steps is unknown: set it, or build the model together with its data")
         super().__init__(part.steps + 2, num_outputs)
         self.steps = part.steps
 
@@ -252,7 +255,7 @@ class LinearWindow(WidePath):
         return torch.cat(((values - shift) / scale, shift / scale, 1 / scale), 1).to(self.table.dtype)
 
     def _before(self, times: Tensor) -> Tensor:
-        """Return the index (B, T) of the last value at or before each step, or of the first value if there is none.
+        """Return the index (B, T) of the latest value at or before each step, or of the first value if there is none.
 
         times (B, S): times of the values in units of the window's length, 0 at the last step.
         """

@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from functools import cache
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Parameters of mallopt (malloc.h of glibc)."""
+"""Parameters of mallopt, from malloc.h of glibc."""
 _OWN_PAGES, _ALL_KEPT = 1 << 20, 1 << 30
-"""Sizes in bytes from which an allocation gets separate pages, which return to the system when it is freed."""
+"""Values of the mmap threshold in bytes. A larger allocation gets pages of its own, which return to the system when it
+is freed: 1 MB for most tensors, 1 GB for none.
+"""
 _VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
+"""Environment variables that configure the allocator or replace it; the process then keeps its settings."""
 
 
 @cache

@@ -54,7 +54,9 @@ def limit_threads() -> None:
 
 
 def _cores() -> int:
-    """Return the number of CPUs that the process may run on (affinity); all CPUs if the system does not tell."""
+    """Return the number of CPUs that the process may run on (affinity); the number of all CPUs if the system has no
+    affinity.
+    """
     counted = getattr(os, "process_cpu_count", None)  # Python 3.13
     if counted is not None:
         return counted() or 1

@@ -1,4 +1,4 @@
-"""Error for invalid input, and words of its messages: location, given value, allowed values."""
+"""Error for invalid input, and helpers that format its message: location, invalid value, allowed values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 MOST_OF_A_WORD, MOST_OF_A_SENTENCE = 400, 2000
-"""Maximum characters of a word, file paths included, and of a message."""
+"""Maximum number of characters of a word, such as a file path, and of a whole message."""
 
 
 class UserError(ValueError):

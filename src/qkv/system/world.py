@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class World:
-    """World of a single process; ``ProcessGroupWorld`` is the world of several.
+    """World of a single process; ``ProcessGroupWorld`` is the world of several processes.
 
     rank, size: index of this process and number of processes.   mesh: sizes of the axes along which processes share
     work, by name; their product is ``size``.

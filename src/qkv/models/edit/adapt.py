@@ -21,13 +21,15 @@ _HEAD = "head."
 
 
 class Adapting:
-    """Base class of selections of trainable parameters; this class selects all. Made by ``cls(part)``."""
+    """Base class of selections of trainable parameters; this class selects all. Constructor: ``cls(part)``."""
 
     def __init__(self, part: Any):
         self.part = part
 
     def add(self, model: nn.Module) -> None:
-        """Add adapters, if there are any, to ``model`` in place, initialised by torch's default random generator."""
+        """Add the adapters of this selection, if it has any, to ``model`` in place; torch's default generator draws
+        their weights.
+        """
 
     def learning(self, model: Transformer, names: list[str]) -> set[str]:
         """Return the subset of ``names`` to train. Raises ``UserError`` if the model has no such parameters."""
@@ -46,7 +48,7 @@ class HeadOnly(Adapting):
         if not found:
             raise UserError(
                 f"training.adapt: {self.part.kind!r} trains nothing, because the head's matrix is the token embedding "
-                "table; give model.head.tied=false, or another way to adapt"
+                "table; set model.head.tied=false, or choose another training.adapt"
             )
         return found
 
@@ -60,14 +62,16 @@ class Last(Adapting):
     def learning(self, model: Transformer, names: list[str]) -> set[str]:
         count, asked = len(model.blocks), self.part.num_layers
         if asked > count:
-            raise UserError(f"training.adapt: last({asked}) asks for more layers than the {count} that the model has")
+            raise UserError(f"training.adapt: last({asked}) selects more layers than the {count} of the model")
         ends = (_HEAD, "norm.", *(f"blocks.{i}." for i in range(count - asked, count)))
         return {name for name in names if name.startswith(ends)}
 
 
 @implements(spec.LoRA)
 class LoRA(Adapting):
-    """Selection of low-rank matrices beside linear layers of blocks, and of a head other than a language model's."""
+    """Selection of the low-rank matrices beside linear layers, and of all parameters of a head that does not predict
+    tokens.
+    """
 
     part: spec.LoRA
 
@@ -100,8 +104,8 @@ def adapt(model: Transformer, training: Training) -> None:
 
 
 def add_adapters(model: nn.Module, training: Training) -> None:
-    """Add the adapters of ``training.adapt`` to ``model``, which has none yet. Raises ``UserError`` for an unknown
-    target.
+    """Add the adapters of ``training.adapt`` to ``model``, which must not have any. Raises ``UserError`` if no linear
+    layer matches a target.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(training.seed)
@@ -125,7 +129,7 @@ def _ends(path: str, target: str) -> bool:
 
 
 def _near(target: str, maps: Iterable[str]) -> str:
-    """Return a suggestion for an error message: the path in ``maps`` closest to ``target``."""
+    """Suggest the path in ``maps`` closest to ``target``, for an error message."""
     count = target.count(".") + 1
     return nearest(target, {".".join(path.split(".")[-count:]) for path in maps})
 
@@ -144,10 +148,9 @@ def _own_matrices(model: nn.Module) -> set[str]:
 
 
 def matching(patterns: Iterable[str], names: Iterable[str], key: str) -> set[str]:
-    """Return the names that match a pattern: ``*`` matches any text, and a module's path everything below the module.
+    """Return the names that match a pattern: ``*`` matches any text; the path of a module matches all names below it.
 
-    Raises ``UserError`` with the nearest path for a pattern without matches; ``key``: setting that contains the
-    patterns.
+    key: setting that contains the patterns. Raises ``UserError`` with the nearest path if a pattern matches nothing.
     """
     names, found = list(names), set[str]()
     for pattern in patterns:
@@ -159,7 +162,9 @@ def matching(patterns: Iterable[str], names: Iterable[str], key: str) -> set[str
 
 
 def meets(pattern: str, name: str) -> bool:
-    """Return True if ``pattern`` matches the path ``name``: ``*`` is any text, a module's path matches all below it."""
+    """Return True if ``pattern`` matches ``name``: ``*`` matches any text; the path of a module matches all names below
+    it.
+    """
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
@@ -170,9 +175,9 @@ def _nearest_path(pattern: str, names: Iterable[str]) -> str:
 
 
 def rate_factors(rates: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
-    """Return the learning-rate factor of each parameter name: the first matching pattern's in ``rates``, else 1.
+    """Return the learning-rate factor of each parameter: ``rates`` of the first pattern that matches its name, else 1.
 
-    Raises ``UserError`` for a pattern that matches no name.
+    Raises ``UserError`` if a pattern matches no name.
     """
     names = list(names)
     matching(rates, names, "training.rates")

@@ -20,7 +20,7 @@ def places_of(model: nn.Module) -> dict[str, list[Place]]:
 
 
 def place(places: Sequence[Place], tensor: Tensor) -> None:
-    """Assign ``tensor`` to all of ``places``; a parameter keeps ``requires_grad``."""
+    """Assign ``tensor`` to all of ``places``; if it replaces a parameter, ``requires_grad`` is preserved."""
     owner, leaf = places[0]
     before = owner._parameters.get(leaf)
     value = tensor if before is None else nn.Parameter(tensor, before.requires_grad)

@@ -23,7 +23,9 @@ from qkv.system.errors import UserError
 _TABLES = ((TextFrontend, "table"), (LanguageModelHead, "weight"))
 """Pairs (module class, attribute) that can hold a quantised matrix, besides linear layers."""
 _PLAIN = (Linear, nn.Linear)
-"""Classes of linear layers that are replaced; subclasses are not, because they use their weights differently."""
+"""Classes of linear layers that are replaced. Subclasses are not replaced, because they use their weights
+differently.
+"""
 _LEAST = 8
 """Minimum number of bits of a table: errors in an embedding or output matrix are not averaged over other layers."""
 
@@ -31,14 +33,14 @@ _LEAST = 8
 def quantize(model: nn.Module, part: Quantization) -> None:
     """Replace the linear layers, embedding tables and output matrices of ``model`` by quantised ones, in place.
 
-    A tied output matrix stays the embedding table: both read the same bytes. Weights of other kinds of modules, such as
-    convolutions and experts, are not quantised; they are converted to fp32, the dtype of activations.
-    Raises ``UserError`` for weights that are not finite.
+    A tied output matrix stays the embedding table: both read the same bytes. Other weights, such as convolutions and
+    experts, are not quantised but converted to fp32, the dtype of activations. Raises ``UserError`` for weights that
+    are not finite.
     """
     for name, places in places_of(model).items():
         owner, leaf = places[0]
         weight = getattr(owner, leaf)
-        if isinstance(weight, QuantizedTable):  # the other name of a tied matrix
+        if isinstance(weight, QuantizedTable):  # another name of a tied matrix, which is already quantised
             continue
         if _are_tables(places):
             _check(name, weight)
@@ -52,7 +54,7 @@ def quantize(model: nn.Module, part: Quantization) -> None:
 
 
 def can_hold_packed(places: Sequence[Place]) -> bool:
-    """Return whether the tensor at ``places`` is the matrix of a linear layer, or a table, that can be quantised."""
+    """Return whether the tensor at ``places`` belongs to a linear layer or a table whose class has a quantised form."""
     owner, leaf = places[0]
     return _are_tables(places) or (leaf == "weight" and type(owner) in _PLAIN and len(places) == 1)
 

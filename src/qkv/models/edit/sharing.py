@@ -18,15 +18,16 @@ from qkv.layers.linear.lora import adapters
 from qkv.models.fast.layout import lay_out
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integer dtypes as which numbers of 1, 2, 4 and 8 bytes are compared bit by bit."""
+"""Integer dtypes by element size in bytes, to compare tensors of any dtype bit by bit."""
 
 
 def share_weights(models: Sequence[nn.Module]) -> int:
-    """Make models share one tensor where they have equal bits at the same path; return the bytes of the duplicates.
+    """Let models share one tensor wherever they have equal bits at the same path; return the size of the duplicates in
+    bytes.
 
-    An adapter is merged if no other model shares its base weight. Shared weights are laid out for decoding immediately,
-    because each model may later run in its own thread. For inference only: changing a shared weight changes it in all
-    models that share it.
+    An adapter is merged into its base weight if no other model shares the weight. Shared weights are copied to huge
+    pages (``lay_out``) immediately, because each model may later run in a thread of its own. For inference only: a
+    change of a shared weight affects all models that share it.
     """
     saved = _join_equal(models)
     holders = Counter(place for model in models for place in {id(held) for *_, held in _places(model)})
@@ -57,7 +58,7 @@ def _join_equal(models: Iterable[nn.Module]) -> int:
 
 
 def _settle(model: nn.Module, holders: Counter[int]) -> None:
-    """Merge the adapters whose base weight no other model holds; fold the scale of the other adapters into B."""
+    """Merge an adapter if no other model holds its base weight; multiply the scale of the other adapters into B."""
     for path, layer in adapters(model).items():
         if holders[id(layer.stored)] == 1:
             model.set_submodule(path, layer.plain())
@@ -66,7 +67,9 @@ def _settle(model: nn.Module, holders: Counter[int]) -> None:
 
 
 def _places(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, str, Tensor]]:
-    """Yield (owning dictionary, path, name, tensor) for each parameter and buffer; a tied tensor once per place."""
+    """Yield (dictionary of the module, path, name, tensor) for each parameter and buffer; a tied tensor once per
+    path.
+    """
     for path, module in model.named_modules():
         for owner in (module._parameters, module._buffers):
             yield from (

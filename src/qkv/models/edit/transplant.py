@@ -37,7 +37,9 @@ class Transferred(NamedTuple):
 
 
 def transplant(old: nn.Module, new: nn.Module) -> list[Transferred]:
-    """Copy the weights of ``old`` that fit to ``new``, in place; return one record per tensor (one if it is shared)."""
+    """Copy the weights of ``old`` into ``new`` where they fit, in place; return one record per tensor, one if it is
+    tied.
+    """
     theirs, before, after = old.state_dict(), layouts(old), layouts(new)
     found, seen = [], set[int]()
     for name, own in new.state_dict(keep_vars=True).items():
@@ -49,9 +51,9 @@ def transplant(old: nn.Module, new: nn.Module) -> list[Transferred]:
 
 
 def in_words(moved: list[Transferred]) -> list[tuple[str, str]]:
-    """Format records as (path, description) in the model's order.
+    """Format records as (path, description) pairs in the model's order.
 
-    Equal entries of several layers are merged to ``blocks.*`` or ``blocks.{0,2}``.
+    Layers with equal entries are merged to ``blocks.*`` (all layers) or ``blocks.{0,2}``.
     """
     layers: dict[tuple[str, str], list[str]] = {}
     every: dict[str, set[str]] = {}  # layers of each stack, by path prefix
@@ -104,7 +106,7 @@ def _by_piece(
 ) -> Transferred:
     """Transfer each piece of a tensor, such as the queries, from the piece of the same name in the old tensor.
 
-    own, given: new and old tensor.   before, after: pieces of the old and of the new tensor.
+    own, given: the new and the old tensor.   before, after: pieces of the old and of the new tensor.
     """
     ways: dict[str, list[str]] = {}
     taken = 0
@@ -126,12 +128,13 @@ def _by_piece(
 
 
 def _regrouped(own: Tensor, given: Tensor, was: int | None, width: int | None) -> tuple[Tensor | None, str]:
-    """Fit ``given`` to the number of heads of ``own``; return (tensor, description), or (None, reason) if impossible.
+    """Convert ``given`` to the number of heads of ``own``; return (tensor, description), or (None, reason) if
+    impossible.
 
-    was, width: features per head of ``given`` and ``own``; None without heads.
+    was, width: features per head of ``given`` and of ``own``; None without heads.
     """
     if own.shape == given.shape:
-        return given, KEPT if was == width else f"{KEPT}, cut into heads of {width} in the place of {was}"
+        return given, KEPT if was == width else f"{KEPT}, split into heads of {width} features instead of {was}"
     if width is None or was != width:
         return None, NEW
     heads, wanted = len(given) // width, len(own) // width
@@ -140,5 +143,5 @@ def _regrouped(own: Tensor, given: Tensor, was: int | None, width: int | None) -
         return each.flatten(0, 1).to(own), f"means of {heads // wanted} heads"
     if wanted % heads == 0:
         each = given.unflatten(0, (heads, width)).repeat_interleave(wanted // heads, 0)
-        return each.flatten(0, 1), f"each head {wanted // heads} times"
+        return each.flatten(0, 1), f"each head copied {wanted // heads} times"
     return None, NEW

@@ -1,4 +1,4 @@
-"""Published models by name."""
+"""Specs of published models by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ PRESETS: dict[str, Callable[[], Model]] = {"base": base, "big": big, "gpt2": gpt
 
 
 def preset(name: str) -> Model:
-    """Spec of the published model ``name``, such as "gpt2". Raises ``UserError`` that suggests the nearest name."""
+    """Return the spec of the published model ``name``, such as "gpt2". Raises ``UserError`` that suggests the nearest
+    name.
+    """
     if name not in PRESETS:
         raise UserError(f"there is no preset {name!r}; {nearest(name, PRESETS)}")
     return PRESETS[name]()

@@ -1,7 +1,7 @@
-"""Detect when a cached decoding step is invalid or must not be used.
+"""Detection of cached decoding steps that are stale, or that must not be used in a call.
 
-It is invalid if its modules or tensors changed. It must not be used if gradients, a compiler, autocast or a dispatch
-mode need the modules to be called one by one.
+A step is stale if modules or tensors of the model were replaced. It must not be used if gradients, a compiler, autocast
+or a dispatch mode require that the modules are called one by one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Fingerprint:
     def current(self) -> bool:
         """Return True if ``modules`` still hold exactly the recorded submodules and tensors, at the same addresses.
 
-        While models are promised to be ``unchanged``, the comparison runs at most once; other calls return True.
+        Inside the context manager ``unchanged``, the comparison runs at most once; later calls return True.
         """
         given = promised()
         if given is not None and given is self._compared:
@@ -47,9 +47,9 @@ class Fingerprint:
         )
 
     def heard(self) -> bool:
-        """Return True if a module had a forward hook or pre-hook when ``current`` last compared.
+        """Return True if any module had a forward hook or pre-hook at the last comparison by ``current``.
 
-        Hooks run only when their module is called.
+        A hook runs only when its module is called, so a cached step would skip it.
         """
         return self._heard
 
@@ -63,8 +63,8 @@ def _entries(owners: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any],
 def observed(kind: str) -> bool:
     """Return True if something other than a tap requires that the modules are called one by one.
 
-    This is the case with gradients, a compiler or a torch dispatch mode such as a FLOP counter, which read intermediate
-    values, and under autocast, which only the modules handle. kind: device type, such as "cpu".
+    Gradients, a compiler and a torch dispatch mode, such as a FLOP counter, read intermediate values; only the modules
+    implement autocast. kind: device type, such as "cpu".
     """
     return (
         torch.is_grad_enabled()

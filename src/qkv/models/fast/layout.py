@@ -1,7 +1,7 @@
 """Layout of weights in memory for decoding, which reads all of them for each token.
 
-Weights are copied once, row by row, to huge pages, where reading them is 1.2 to 1.5 times as fast as in a mapped file.
-Weights that a file stores as (in, out) are copied to row-major (out, in), which the native kernel reads.
+Weights are copied once, row by row, to huge pages, which are read 1.2 to 1.5 times as fast as a mapped file. Weights
+stored as (in, out) in a file are transposed to row-major (out, in), the layout that the native kernel reads.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from qkv.system import huge_pages
 from qkv.system.allowance import free_memory
 
 _LEAST = 16 << 20
-"""Bytes of weights below which they fit in the processor's caches, and huge pages make no difference."""
+"""Total size in bytes below which weights fit in the processor's caches and are not moved to huge pages."""
 _AT_ONCE = 64 << 20
-"""Number of bytes that are copied at a time, before the originals are freed."""
+"""Number of bytes to copy at a time; the originals are freed before the next copy."""
 _TYPES = (Tensor, nn.Parameter)
 _laid_out: WeakSet[nn.Module] = WeakSet()
 
 
 def lay_out(*models: nn.Module) -> None:
-    """Lay out the weights of models on the CPU for decoding, once per model.
+    """Copy the weights of models on the CPU to memory that decoding reads fast, once per model.
 
-    Values, parameter objects and tied weights stay the same. models: all models that share weights. Nothing is copied
-    if the copies need more than half of the free memory. Do not call it while another thread runs one of the models.
+    models: all models that share weights. Values, parameter objects and ties between weights are preserved. Nothing is
+    copied if the copies need more than half of the free memory. Do not call it while another thread runs one of the
+    models.
     """
     new = [model for model in models if model not in _laid_out]
     if not new:
@@ -51,7 +52,7 @@ def lay_out(*models: nn.Module) -> None:
 
 
 def _weights(models: Iterable[nn.Module]) -> list[Tensor]:
-    """Return the dense CPU tensors of the models in order of address, except tensors whose memory overlaps."""
+    """Return the dense CPU tensors of the models, sorted by address, without tensors whose memory overlaps."""
     modules = (module for model in models for module in model.modules())
     tensors = {id(t): t for module in modules for t in _tensors(module) if t.is_cpu and t.numel()}
     ordered = sorted(tensors.values(), key=Tensor.data_ptr)
@@ -74,7 +75,7 @@ def _dense(t: Tensor) -> bool:
     return _end(t) - t.data_ptr() == t.nbytes
 
 
-@torch.inference_mode(mode=False)  # decoding runs in it, and tensors made in it cannot have gradients later
+@torch.inference_mode(mode=False)  # tensors made in inference mode cannot have gradients later
 @torch.no_grad()
 def _copy(tensors: list[Tensor]) -> None:
     """Move the data of ``tensors`` to adjacent memory, in huge pages if possible."""

@@ -1,7 +1,7 @@
 """Fields of specs that the native library supports.
 
-The library supports a spec if all fields that are not listed here have their default values. A field that is added to a
-spec later is not listed, so a model that sets it decodes module by module.
+The library supports a spec if every field that is not listed here has its default value. A field added to a spec later
+is not listed, so that a model that sets it decodes module by module.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from qkv.spec.models.blocks import Block
 class KnownFields(NamedTuple):
     """Names of the supported fields of a spec.
 
-    computed: fields that the library computes; it must support the parts in them, too.   elsewhere: fields that have no
-    effect on decoding, or that Python computes before it calls the library.
+    computed: fields that the library computes; it must support the parts in these fields, too.   elsewhere: fields that
+    do not affect decoding, or that Python computes before it calls the library.
     """
 
     computed: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ FIELDS: dict[type[Spec], KnownFields] = {
 def beyond(spec: Spec) -> str:
     """Return the first part or field of ``spec`` that the library does not support, such as "attention with top_k".
 
-    Empty if the library supports all of ``spec``.
+    The result is "" if the library supports all of ``spec``.
     """
     name = getattr(spec, "kind", "") or type(spec).__name__.lower()
     if type(spec) not in FIELDS:

@@ -1,6 +1,6 @@
-"""Decoding of a few new positions by the native library, for stacks that consist of parts that it supports.
+"""Decoding of a few new positions by the native library, for stacks whose parts it all supports.
 
-Supported are pre-norm blocks of causal attention (any number of key/value heads, RoPE) and plain or gated feed-forward
+It supports pre-norm blocks of causal attention (any number of key/value heads, RoPE) and plain or gated feed-forward
 layers. Weights are in fp32, also with a low-rank adapter whose scale is 1, or quantised. Other stacks, and calls with a
 tap, gradients or hooks, run module by module. See ``qkv.ops.native.step``.
 """
@@ -60,10 +60,10 @@ def refuse_beyond(spec: Spec) -> None:
 
 
 class NativeStep:
-    """Decoding step that computes the ``blocks`` of a stack in one call of the native library."""
+    """Decoding step that runs all ``blocks`` of a stack in one call of the native library."""
 
     covers = "all blocks"
-    """Description, for messages, of the modules that one native call computes."""
+    """Name of what one native call computes, for messages."""
 
     def __init__(self, blocks: Sequence[nn.Module]):
         self._parts, self._modules = tuple(blocks), list[nn.Module]()
@@ -87,15 +87,17 @@ class NativeStep:
         return ""
 
     def current(self, parts: Sequence[nn.Module]) -> bool:
-        """Return True if the steps were built from ``parts``, and these still hold the same submodules and tensors."""
+        """Return True if the steps were built from ``parts``, and ``parts`` still have the same submodules and
+        tensors.
+        """
         return all(map(operator.is_, self._parts, parts)) and self.fingerprint.current()
 
     def takes(self, state: Sequence[Any]) -> bool:
-        """Return True if the library supports all parts, and all stores of ``state`` are dense or paged, in fp32."""
+        """Return True if the library supports all parts, and each store of ``state`` is dense or paged, and in fp32."""
         return self.known and all(map(_is_writable, self._stores(state)))
 
     def __call__(self, x: Tensor, arrival: Arrival, state: Sequence[Any]) -> Tensor:
-        """Compute the vectors (B, N, D) after the last block, 0 at padding; store new keys and values in ``state``.
+        """Return the vectors (B, N, D) after the last block, 0 at padding; append the new keys and values to ``state``.
 
         x (B, N, D): input of the first block.
         """
@@ -113,7 +115,9 @@ class NativeStep:
         x: Tensor | None = None,
         tokens: Sequence[int] = (),
     ) -> Tensor:
-        """Run all steps on x (M, D) or tokens (M), without padding; return buffer ``wanted``, (M, width)."""
+        """Run all steps on x (M, D) or tokens (M), without padding; return the buffer with index ``wanted``, (M,
+        width).
+        """
         stores, rotations = [_room(store, arrival) for store in self._stores(state)], list[Rotation]()
         if self._ropes:
             positions = arrival.positions if arrival.real is None else arrival.positions[arrival.real][None]
@@ -163,7 +167,7 @@ class NativeStep:
         self._multiply(body.output, MIXED, STREAM)
 
     def _rotation(self, part: nn.Module) -> int:
-        """Index of this RoPE among the distinct ones of the stack, or -1 if the attention has none."""
+        """Return the index of this RoPE among the distinct ones of the stack, or -1 if the attention has none."""
         if not isinstance(part, relative.Rope):
             return -1
         key = (part.part, part.head_dim)
@@ -190,7 +194,9 @@ class NativeStep:
         raise Unknown(f"the norm {type(norm).__name__}")
 
     def _multiply(self, layer: nn.Module, origin: int, to: int, *how: Any) -> None:
-        """Add the steps of W f(x) + b, plus B A f(x) with an adapter; ``how``: f, as in ``Steps.multiply``."""
+        """Add the steps that compute W f(x) + b, plus B A f(x) with an adapter; ``how``: f, as in
+        ``Steps.multiply``.
+        """
         self.steps.multiply(self._matrix(layer), origin, to, *how)
         if type(layer) is LowRank and not layer.merged:
             between = next(buffer for buffer in (WIDE, MIXED) if buffer not in (origin, to))
@@ -208,7 +214,7 @@ class NativeStep:
         return self._table(layer.weight, layer.bias)
 
     def _table(self, table: Tensor | QuantizedTable, bias: Tensor | None = None) -> Matrix:
-        """Describe a parameter or a quantised table as a ``Matrix``."""
+        """Return the ``Matrix`` that describes a parameter or a quantised table."""
         if isinstance(table, QuantizedTable):
             self._modules.append(table)
             packed = table.packed
@@ -222,7 +228,7 @@ class NativeStep:
 
 
 def _readable(t: Tensor) -> Tensor:
-    """Return the tensor. Raises ``Unknown`` unless it is in fp32 on the CPU."""
+    """Return the tensor. Raises ``Unknown`` if it is not in fp32 on the CPU."""
     if not t.is_cpu:
         raise Unknown("weights on another device than the CPU")
     if t.dtype != torch.float32:
@@ -231,14 +237,14 @@ def _readable(t: Tensor) -> Tensor:
 
 
 def _is_writable(store: Any) -> bool:
-    """Return True if the native library can write to ``store``."""
+    """Return True if the native library can write keys and values to ``store``."""
     if type(store) is Paged:
         return store.like.dtype == torch.float32
     return type(store) is Dense and store.keys.dtype == torch.float32
 
 
 def _room(store: Any, arrival: Arrival) -> Held:
-    """Return the memory of a store, grown to have room for the new positions of a call."""
+    """Return the memory of a store, grown if the new positions of the call need it."""
     if type(store) is Paged:
         return PageTable(store.room(arrival), store.sizes.positions)
     return store.room(arrival.end)

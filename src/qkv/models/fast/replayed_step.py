@@ -6,8 +6,8 @@
 A graph repeats its kernels with the same addresses and shapes. The step therefore reads positions from a tensor, writes
 keys and values to the slots of these positions, and attends to all slots under a mask computed from positions
 (``qkv.state.slots``). The recording runs the ordinary forward passes of the blocks; a stack is recorded if all its
-branches are ``replayable``. Counts of positions stay on the host, outside the graph. A replayed step and calls of the
-blocks give the same state. ``QKV_WITHOUT=graphs`` turns recording off.
+branches are ``replayable``. Counts of positions stay on the host, outside the graph. The resulting state equals that of
+calls of the blocks. ``QKV_WITHOUT=graphs`` turns recording off.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from qkv.system.optional import turned_off
 
 
 class Recorded(Protocol):
-    """Recorded kernels of a function without arguments; ``replay`` runs them on the current data at their addresses."""
+    """Recorded kernels of a function without arguments; ``replay`` runs them on the current data at the same
+    addresses.
+    """
 
     def replay(self) -> Tensor:
         """Run the kernels; return the output of the function, at the same address each time."""
@@ -62,7 +64,7 @@ class CudaGraph:
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream on which all graphs of a device are recorded: matrix products keep memory for each stream."""
+    """Return the stream on which all graphs of a device are recorded: cuBLAS keeps a workspace for each stream."""
     return torch.cuda.Stream(device)
 
 
@@ -71,7 +73,7 @@ RECORDERS: dict[str, Callable[[Callable[[], Tensor], torch.device], Recorded]] =
 
 
 class StepInputs:
-    """Input tensors of a recorded step, at fixed addresses, and constants that it keeps between runs.
+    """Input tensors of a recorded step, at fixed addresses, and constants that survive from one replay to the next.
 
     x (B, 1, D): vectors with the shape, dtype and device of the input.
     """
@@ -91,8 +93,8 @@ class StepInputs:
 def fixed_step(stack: Any, inputs: StepInputs, state: Sequence[Sequence[Any]]) -> Callable[[], Tensor]:
     """Return a function without arguments that computes blocks and norm of ``stack`` on ``inputs``: (B, 1, D).
 
-    The function stores keys and values in ``state``, whose stores are dense. Further calls with equal inputs leave the
-    state unchanged.
+    The function writes keys and values to ``state``, whose stores are dense. Repeated calls with equal inputs leave the
+    state as the first call did.
     """
     fixed = [[Slots(s.keys, s.values) if isinstance(s, Dense) else s for s in branches] for branches in state]
 
@@ -107,11 +109,11 @@ def fixed_step(stack: Any, inputs: StepInputs, state: Sequence[Sequence[Any]]) -
 
 
 class ReplayedStep:
-    """Decoding step of a stack, recorded in the second successive call on stores at the same addresses; then replayed.
+    """Decoding step of a stack: recorded in the second successive call on stores at the same addresses, then replayed.
 
     Stores get new addresses when rows join, leave or move, and when the stores grow. The first step on new stores calls
-    the blocks, because recording runs the code of a step twice. A recording holds no reference to the stores; other
-    stores at the same addresses are equivalent. Each thread has its own recordings, because the memory of a recording
+    the blocks, because recording runs the code of a step twice. A recording holds no reference to the stores, and is
+    valid for any stores at the same addresses. Each thread has recordings of its own, because the memory of a recording
     serves one step at a time.
     """
 
@@ -123,11 +125,11 @@ class ReplayedStep:
         self._failed = False
 
     def current(self, stack: Any) -> bool:
-        """Return True if ``stack`` still has the modules and tensors for which this object was made."""
+        """Return True if ``stack`` still has the modules and tensors that it had when this object was made."""
         return self._parts == _parts(stack) and self.fingerprint.current()
 
     def prepare(self, stack: Any, x: Tensor, context: Context, state: Sequence[Any]) -> bool:
-        """Make room in the stores of ``state``, and record the step in the second successive call on them.
+        """Grow the stores of ``state`` for the new position, and record the step in the second successive call on them.
 
         Return True if a recording for these stores exists.
         """
@@ -153,12 +155,12 @@ class ReplayedStep:
             self._failed = True
             warnings.warn(
                 f"decoding steps cannot be recorded on {x.device} and run part by part, which is slower "
-                f"(QKV_WITHOUT=graphs does not try): {error}",
+                f"(QKV_WITHOUT=graphs skips the recording): {error}",
                 stacklevel=2,
             )
 
     def __call__(self, x: Tensor, context: Context) -> Tensor:
-        """Replay the recording that ``prepare`` has found; return the vectors (B, 1, D) after blocks and norm.
+        """Replay the recording that ``prepare`` has selected; return the vectors (B, 1, D) after blocks and norm.
 
         x (B, 1, D): input of the blocks.
         """
@@ -174,7 +176,7 @@ def _parts(stack: Any) -> list[nn.Module]:
 
 
 def _place(x: Tensor, arrival: Arrival, state: Sequence[Any]) -> Hashable:
-    """Make room for a step in all stores; return its shapes and addresses, or None if a store is not dense."""
+    """Grow all stores for a step; return its shapes and addresses, or None if a store is not dense."""
     held = list(stores(state))
     if any(type(store) is not Dense for store in held):
         return None

@@ -18,7 +18,7 @@ from qkv.spec.register import implements
 from qkv.system.errors import UserError
 
 _EPS = 1e-5
-"""Lower bound of the counts of codes as divisors, to avoid division by 0."""
+"""Lower bound of code counts when they are divisors, to avoid division by 0."""
 
 
 class Quantised(NamedTuple):
@@ -42,13 +42,14 @@ class Reconstruction(NamedTuple):
 
 
 class Codebook(nn.Module):
-    """Codebook of K codes e_k of d features: moving averages of their nearest vectors (van den Oord et al. 2017, A.1).
+    """Codebook of K codes e_k of d features, moving averages of the vectors nearest to them (van den Oord et al. 2017,
+    A.1).
 
     After a training batch in which Z_k are the vectors nearest to code k, with decay γ:
 
         n_k ← γ n_k + (1 - γ) |Z_k|     s_k ← γ s_k + (1 - γ) Σ Z_k     e_k = s_k / n_k
 
-    A code with n_k below ``restart`` becomes a vector of the batch, drawn at random, with n_k = 1.
+    A code whose n_k falls below ``restart`` is replaced by a random vector of the batch, with n_k = 1.
     """
 
     vectors: Tensor
@@ -59,12 +60,13 @@ class Codebook(nn.Module):
         super().__init__()
         self.decay, self.restart = decay, restart
         self.register_buffer("vectors", torch.zeros(codes, width))
-        # A count of 0 makes codes that are nearest to no vector of the first batch restart from vectors of that batch.
+        # With a count of 0, a code that is nearest to no vector of the first batch is replaced by a vector of that
+        # batch.
         self.register_buffer("counts", torch.zeros(codes))
         self.register_buffer("sums", torch.zeros(codes, width))
 
     def initialise(self) -> None:
-        """Draw the codes from N(0, 1); with ``restart``, vectors of the first batch replace them."""
+        """Draw the codes from N(0, 1). With ``restart``, unused codes become vectors of the first batch."""
         nn.init.normal_(self.vectors)
         self.sums.copy_(self.vectors)
         self.counts.fill_(0.0 if self.restart else 1.0)
@@ -85,7 +87,9 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def update(self, z: Tensor, ids: Tensor) -> None:
-        """Update the moving averages with the vectors z (T, d) of a batch, whose nearest codes are ``ids`` (T)."""
+        """Update the moving averages with the vectors z (T, d) of a batch; ``ids`` (T): indices of their nearest
+        codes.
+        """
         z, share = z.to(self.sums.dtype), 1 - self.decay
         used = torch.zeros_like(self.counts).index_add(0, ids, z.new_ones(len(ids)))
         counts = self.decay * self.counts + share * used
@@ -104,7 +108,7 @@ class Codebook(nn.Module):
 class CodebookDecoder(Head):
     """Vector quantisation and decoder: x (B, N, D) of N = rows · columns positions -> pixels (B, C, H, W).
 
-    Pixels beyond the height and width of the images are cut off at the bottom and on the right.
+    The decoded picture is cropped at the bottom and on the right to the height and width of the images.
     """
 
     def __init__(self, part: CodebookHead, width: int, table: object):
@@ -138,7 +142,9 @@ class CodebookDecoder(Head):
         return self.reconstructed(x).pixels
 
     def reconstructed(self, x: Tensor) -> Reconstruction:
-        """Quantise and decode vectors x (B, N, D); gradients of the codes pass to z unchanged (straight-through)."""
+        """Quantise and decode vectors x (B, N, D). Gradients with respect to the codes pass to z unchanged
+        (straight-through).
+        """
         codes = self.codebook(self.map(x))
         return Reconstruction(self.decoded(codes.z + (codes.q - codes.z).detach()), codes)
 
@@ -154,7 +160,7 @@ class CodebookDecoder(Head):
         """Decode quantised vectors q (B, N, d) to pixels (B, C, H, W)."""
         rows, columns = self.grid
         if q.shape[1] != rows * columns:
-            raise UserError(f"the head decodes {rows} × {columns} codes and is given {q.shape[1]}; give whole images")
+            raise UserError(f"the head decodes {rows} × {columns} codes, the input has {q.shape[1]}; use whole images")
         x = self.first(q.to(self.first.weight.dtype).mT.unflatten(-1, (rows, columns)))
         for step in self.steps:
             x = step(F.relu(x))
@@ -166,5 +172,5 @@ class CodebookDecoder(Head):
         return torch.randn(shape, generator=generator)
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Squared error Σ (pixel - target)²; ``smoothing`` is ignored, as targets are numbers."""
+        """Squared error Σ (pixel - target)²; ``smoothing`` is ignored, because targets are numbers."""
         return (at_least_single(outputs) - targets).square().sum()

@@ -2,7 +2,7 @@
 
 For B·N positions and V tokens, logits, softmax and gradient take 12·B·N·V bytes in fp32: 2.5 GB for 4,096 positions and
 50,257 tokens. Here a few positions at a time pass through the head, and their gradient is computed immediately, so that
-nothing is computed twice and memory holds a single chunk.
+nothing is recomputed and memory holds one chunk only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Forms of a forecast: losses, point forecasts, quantiles and CRPS of outputs (…, Q) for future values y (…).
+"""Kinds of forecasts: losses, point forecasts, quantiles and CRPS of outputs (…, Q) for future values y (…).
 
-Every form is a location–scale family: ``restored`` transforms outputs for values x to outputs for shift + scale · x.
+Every kind is a location–scale family: ``restored`` converts outputs for normalised values x to outputs for shift +
+scale · x.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from qkv.spec.models import forecasts as spec
 from qkv.spec.register import implementation, implements
 
 LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-"""Levels of quantiles at which distributions are evaluated."""
+"""Levels of the quantiles that are computed of a distribution."""
 _NORMAL = 50.0
-"""Maximum of ν - 4 when ν degrees of freedom are fitted to errors; beyond it, the distribution is nearly normal."""
+"""Maximum of ν - 4 when degrees of freedom ν are fitted to errors; above it, Student's t is nearly normal."""
 _LEAST = 1e-4
 """Minimum scale of a distribution, relative to the scale of the window."""
 
 
 class Forecast(ABC):
-    """Base class of forms of a forecast."""
+    """Base class of the kinds of forecasts."""
 
     levels: Sequence[float] = ()
-    """Levels of the quantiles that the form predicts; empty for a point forecast."""
+    """Levels of the predicted quantiles; empty for a point forecast."""
     locations: int = 1
     """Number of leading outputs that are locations, in units of the values; others are scale or shape parameters."""
 
@@ -39,25 +40,27 @@ class Forecast(ABC):
 
     @abstractmethod
     def restored(self, outputs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-        """Transform raw outputs (…, Q) for values x to outputs for shift + scale · x; shift and scale (…)."""
+        """Convert raw outputs (…, Q) for normalised values x to outputs for shift + scale · x; shift and scale (…)."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the loss (…) of restored outputs (…, Q) for each value y (…)."""
+        """Return the loss (…) of denormalised outputs (…, Q) for each value y (…)."""
 
     @abstractmethod
     def point(self, outputs: Tensor) -> Tensor:
-        """Return the point forecast (…) of restored outputs: mean or median."""
+        """Return the point forecast (…) of denormalised outputs: mean or median."""
 
     def quantiles(self, outputs: Tensor) -> Tensor:
-        """Return the quantiles (…, levels) of restored outputs."""
+        """Return the quantiles (…, levels) of denormalised outputs."""
         return outputs[..., :0]
 
     @abstractmethod
     def around(self, errors: Tensor) -> Tensor:
-        """Fit raw outputs (H, Q) to the distribution of ``errors`` (N, H), except NaN, with a point forecast of 0.
+        """Return raw outputs (H, Q) that describe the distribution of ``errors`` (N, H) around a point forecast of 0;
+        NaN is ignored.
 
-        Added to the locations of another point forecast, they give it intervals without changing it.
+        Added to the locations of another point forecast, they give it prediction intervals without changing the
+        forecast.
         """
 
 
@@ -144,7 +147,9 @@ class _Distribution(Forecast):
         return torch.stack(found, -1)
 
     def shape(self, errors: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
-        """Fit the scale (H), and any further parameters, to errors (N, H) around 0 with the given ``variance``."""
+        """Fit the scale (H) and any further parameters to errors (N, H) around 0; variance (H): mean of the squared
+        errors.
+        """
         return (variance.sqrt(),)
 
     def standard(self, outputs: Tensor) -> Tensor:
@@ -190,7 +195,7 @@ class StudentT(_Distribution):
 
 
 def positive(raw: Tensor) -> Tensor:
-    """Map a raw output to the positive scale of a distribution."""
+    """Map a raw output to a scale > 0 of a distribution."""
     return F.softplus(raw) + _LEAST
 
 
@@ -208,12 +213,12 @@ def pinball(quantiles: Tensor, y: Tensor, levels: Sequence[float]) -> Tensor:
 
 
 def crps(quantiles: Tensor, y: Tensor, levels: Sequence[float]) -> Tensor:
-    """Approximate the CRPS (…) of quantiles, ∫ pinball(τ) dτ, with each level weighted by its share of (0, 1)."""
+    """Approximate the CRPS (…), ∫ pinball(τ) dτ, from quantiles; each level is weighted by its share of (0, 1)."""
     between = [0.0, *((a + b) / 2 for a, b in pairwise(levels)), 1.0]
     shares = torch.tensor([b - a for a, b in pairwise(between)], dtype=quantiles.dtype)
     return (pinball(quantiles, y, levels) * shares.to(quantiles.device)).sum(-1)
 
 
 def build_forecast(part: spec.Forecast) -> Forecast:
-    """Build the form of a forecast."""
+    """Build the kind of forecast that ``part`` describes."""
     return implementation(part, "qkv.models")(part)

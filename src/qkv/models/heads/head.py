@@ -31,45 +31,49 @@ _Answering = (
     spec.ClassificationHead | spec.LabelsHead | spec.RegressionHead | spec.TokenHead | spec.CRFHead | spec.SpanHead
 )
 _NOWHERE = Context(torch.zeros(1, 1, dtype=torch.long))
-"""Dummy context: the norms of a head ignore positions."""
+"""Dummy context: norms of a head do not use positions."""
 
 
 class Head(Declared):
-    """Base class of heads, the output layers of a model. Made by ``cls(part, width, table)``.
+    """Base class of heads, the output layers of a model. Constructor: ``cls(part, width, table)``.
 
-    ``table`` (V, D): the model's token embeddings, which a tied head uses; None without tokens.
+    ``table`` (V, D): the model's token embeddings, which a tied head uses; None for input without tokens.
     """
 
     num_outputs: int
     """Number of outputs per row or position, C."""
 
     def initialise(self, std: float) -> None:
-        """Initialise the head's own tables from N(0, std²), if it has any."""
+        """Initialise tables that belong to the head alone, if it has any, from N(0, std²)."""
 
     @abstractmethod
     def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        """Compute outputs from vectors x (B, N, D); ``lengths`` (B): unpadded positions, None without padding."""
+        """Compute outputs from vectors x (B, N, D); ``lengths`` (B): unpadded positions of each row, None without
+        padding.
+        """
 
     @abstractmethod
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
-        """Draw random targets on the CPU for ``rows`` rows of ``length`` positions, to measure speed and memory."""
+        """Draw random targets on the CPU for ``rows`` rows of ``length`` positions, for measurements of speed and
+        memory.
+        """
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Return the loss, summed over targets: by default ``cross_entropy`` over the last axis of the outputs."""
+        """Return the loss, summed over targets; by default ``cross_entropy`` over the last axis of the outputs."""
         return cross_entropy(outputs.flatten(0, -2), targets.flatten(), smoothing)
 
     def of_graph(self, x: Tensor, lengths: Tensor | None, graph: Graph | None) -> Tensor:
-        """Compute outputs from vectors x (B, N, D) of the nodes of a graph; by default, call ``forward``."""
+        """Compute outputs from vectors x (B, N, D) of the nodes of ``graph``; by default, call ``forward``."""
         return self(x, lengths)
 
     def shaped(self, outputs: Tensor) -> Tensor:
-        """Reshape outputs of rows (B, C) to the output shape of ``forward``; by default, return them unchanged."""
+        """Reshape outputs of rows (B, C) to the shape that ``forward`` returns; by default, return them unchanged."""
         return outputs
 
     def decode(self, outputs: Tensor, asked: Tensor) -> Tensor:
         """Predict classes (B, N) from outputs (B, N, C) at the positions where the mask ``asked`` (B, N) is True.
 
-        By default the class with the highest output at each position. Classes at other positions are meaningless.
+        By default, the class with the highest output at each position. Classes at other positions are undefined.
         """
         return outputs.argmax(-1)
 
@@ -123,7 +127,7 @@ class _Transform(nn.Module):
 class Pool(nn.Module):
     """Pooling of the unpadded vectors of each row, (B, N, D) -> (B, D · poolings), see ``qkv.layers.pooling``.
 
-    ``attention``: Σ_i softmax_i(w·x_i) x_i with learned w. leading: first positions that ``mean_rest`` leaves out.
+    ``attention``: Σ_i softmax_i(w·x_i) x_i with learned w. leading: number of first positions that ``mean_rest`` omits.
     """
 
     def __init__(self, how: Sequence[str], width: int, leading: int = 1):
@@ -186,7 +190,7 @@ class Classifier(PredictionHead):
 
 @implements(spec.DistilledHead)
 class DistilledClassifier(Head):
-    """Head of two linear classifiers, which read the first and the second position; logits (B, C) are their mean."""
+    """Head of two linear classifiers, on the first and the second position; logits (B, C) are their mean."""
 
     def __init__(self, part: spec.DistilledHead, width: int, table: object):
         super().__init__()
@@ -195,7 +199,7 @@ class DistilledClassifier(Head):
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         if x.shape[1] < 2:
-            raise UserError("the head 'distilled' reads two positions, and a row has one; use 'classification'")
+            raise UserError("the head 'distilled' reads two positions, but a row has only one; use 'classification'")
         return (self.first(x[:, 0]) + self.second(x[:, 1])) / 2
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
@@ -204,7 +208,7 @@ class DistilledClassifier(Head):
 
 @implements(spec.LabelsHead)
 class Labeller(PredictionHead):
-    """Head for several labels: logits (B, C) of each row, one per label. Targets (B, C): 1 for a present label."""
+    """Multi-label head: logits (B, C) of each row, one per label. Targets (B, C): 1 if the label applies."""
 
     def __init__(self, part: spec.LabelsHead, width: int, table: object):
         super().__init__(part, width, _known(part.num_classes), Pool(part.poolings, width, part.leading))
@@ -215,7 +219,7 @@ class Labeller(PredictionHead):
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Binary cross-entropy -Σ (y log σ(z) + (1 - y) log (1 - σ(z))) over rows and labels; no smoothing.
 
-        Labels with an index beyond the width of ``targets``, which the data does not have, are ignored.
+        Logits beyond the width of ``targets``, for labels that do not occur in the data, are ignored.
         """
         logits = at_least_single(outputs[:, : targets.shape[1]])
         return F.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="sum")
@@ -234,11 +238,11 @@ class Tagger(PredictionHead):
 
 @implements(spec.CRFHead)
 class CRFTagger(Tagger):
-    """Head of a linear-chain conditional random field; see ``qkv.ops.crf``.
+    """Head of a linear-chain conditional random field (CRF); see ``qkv.ops.crf``.
 
-    Its outputs are the emissions (B, N, C). The chain links only the positions that have a target, or that ``asked``
-    marks in ``decode``: with tags at the first token of each word, it runs over words. Transition scores are
-    initialised to 0.
+    Its outputs are the emissions (B, N, C). The chain skips positions without a target, or in ``decode`` positions
+    where ``asked`` is False: if only the first token of each word has a tag, the chain runs over words. Transition
+    scores are initialised to 0.
     """
 
     def __init__(self, part: spec.CRFHead, width: int, table: object):
@@ -255,7 +259,9 @@ class CRFTagger(Tagger):
         return Transitions(*(at_least_single(scores) for scores in (self.between, self.start, self.end)))
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Return -log p(targets | outputs) of the chain of targets >= 0, summed over rows; no smoothing."""
+        """Return -log p(targets | outputs) of the chain of positions with targets >= 0, summed over rows; no
+        smoothing.
+        """
         order, lengths = _first(targets >= 0)
         emissions = _ordered(at_least_single(outputs), order)
         classes = targets.gather(1, order).clamp(min=0)
@@ -263,14 +269,16 @@ class CRFTagger(Tagger):
         return (log_partition(emissions, lengths, self._transitions) - score).sum()
 
     def decode(self, outputs: Tensor, asked: Tensor) -> Tensor:
-        """Find the best sequence of classes over the positions that ``asked`` marks, by the Viterbi algorithm."""
+        """Find the best sequence of classes over the positions where ``asked`` is True, by the Viterbi algorithm."""
         order, lengths = _first(asked)
         found = best_sequence(_ordered(at_least_single(outputs), order), lengths, self._transitions)
         return torch.zeros_like(found).scatter(1, order, found)
 
 
 def _first(asked: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (order of positions (B, N) with those that ``asked`` (B, N) marks first, their number in each row (B))."""
+    """Return (order of positions (B, N), positions where ``asked`` (B, N) is True first; their number in each row
+    (B)).
+    """
     return asked.logical_not().long().argsort(dim=1, stable=True), asked.sum(1)
 
 
@@ -280,7 +288,7 @@ def _ordered(outputs: Tensor, order: Tensor) -> Tensor:
 
 @implements(spec.SpanHead)
 class SpanFinder(PredictionHead):
-    """Span head: logits (B, N, 2) of the span's first and last position. Targets (B, 2)."""
+    """Span head: logits (B, N, 2) of each position as first and as last position of the span. Targets (B, 2)."""
 
     def __init__(self, part: spec.SpanHead, width: int, table: object):
         super().__init__(part, width, 2)
@@ -303,13 +311,13 @@ class Regressor(PredictionHead):
         return torch.randn(rows, generator=generator)
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Squared error Σ (y - target)²; ``smoothing`` is ignored, as targets are numbers."""
+        """Squared error Σ (y - target)²; ``smoothing`` is ignored, because targets are numbers."""
         return (at_least_single(outputs[:, 0]) - targets).square().sum()
 
 
 @implements(spec.EdgesHead)
 class EdgeScorer(Head):
-    """Head for edges: logits (P, 1) of pairs of nodes; (B, N, 1) of each node with itself if no pairs are given."""
+    """Head for edges: logits (P, 1) of pairs of nodes; without pairs, (B, N, 1) of each node with itself."""
 
     num_outputs = 1
 
@@ -349,7 +357,7 @@ class EdgeScorer(Head):
 
 @implements(spec.VectorsHead)
 class Vectors(Head):
-    """Head without an output layer: the final vectors (B, N, D) themselves. Targets are vectors (B, N, D)."""
+    """Head without an output layer: returns the final vectors (B, N, D). Targets are vectors (B, N, D)."""
 
     def __init__(self, part: spec.VectorsHead, width: int, table: object):
         super().__init__()
@@ -362,7 +370,7 @@ class Vectors(Head):
         return torch.randn(rows, length, self.num_outputs, generator=generator)
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Squared error Σ (y - target)²; ``smoothing`` is ignored, as targets are numbers."""
+        """Squared error Σ (y - target)²; ``smoothing`` is ignored, because targets are numbers."""
         return (at_least_single(outputs) - targets).square().sum()
 
 
@@ -370,8 +378,8 @@ class Vectors(Head):
 class Forecaster(Head):
     """Forecasting head: outputs (B, C, H, Q) for H future values of C channels, from the vectors of each row.
 
-    If positions are joined or averaged, C is the number of channels of the row; with one position per channel, C = N;
-    with one position per step, H = N.
+    If positions are concatenated or averaged, C is the number of channels of the row; with one position per channel, C
+    = N; with one position per step, H = N.
     """
 
     def __init__(self, part: spec.ForecastHead, width: int, table: object):
@@ -379,7 +387,7 @@ class Forecaster(Head):
         self.form, self.over, self.dropout = build_forecast(part.form), part.over, part.dropout
         self.horizon, self.channels, self.each = part.horizon or 1, part.channels or 1, part.form.outputs
         if part.over == "flatten" and part.positions is None:
-            raise UserError("model.head.positions is not known: give it, or build the model together with its data")
+            raise UserError("model.head.positions is unknown: set it, or build the model together with its data")
         read = width * (part.positions or 1) if part.over == "flatten" else width
         values = {"channels": self.horizon, "steps": self.channels}.get(part.over, self.horizon * self.channels)
         self.num_outputs = values * self.each
@@ -389,7 +397,7 @@ class Forecaster(Head):
         if self.over == "flatten":
             if x.shape[1] * x.shape[2] != self.output.in_features:
                 count = self.output.in_features // x.shape[2]
-                raise UserError(f"the head joins {count} positions and is given {x.shape[1]}; give whole windows")
+                raise UserError(f"the head reads {count} positions, but the input has {x.shape[1]}; pass whole windows")
             x = x.flatten(1)
         elif self.over == "mean":
             x = pooled(x, lengths, "mean")
@@ -408,26 +416,26 @@ class Forecaster(Head):
         return torch.randn(rows, channels, length if self.over == "steps" else self.horizon, generator=generator)
 
     def restored(self, outputs: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-        """Transform outputs for values (x - shift) / scale back to outputs for x; shift and scale (B, C)."""
+        """Convert outputs for values (x - shift) / scale to outputs for x; shift and scale (B, C)."""
         return self.form.restored(at_least_single(outputs), shift[..., None], scale[..., None])
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Sum the losses of untransformed targets (B, C, H), except NaN; ``smoothing`` is ignored."""
+        """Return the summed loss of normalised outputs for targets (B, C, H), except NaN; ``smoothing`` is ignored."""
         ones = torch.ones(outputs.shape[:2], device=outputs.device)
         return self.summed(self.restored(outputs, torch.zeros_like(ones), ones), targets)
 
     def summed(self, restored: Tensor, targets: Tensor) -> Tensor:
-        """Sum the losses of restored outputs (B, C, H, Q) for targets (B, C, H), except NaN."""
+        """Return the summed loss of denormalised outputs (B, C, H, Q) for targets (B, C, H), except NaN."""
         seen = ~targets.isnan()
         return torch.where(seen, self.form.loss(restored, targets.nan_to_num()), 0).sum()
 
 
 def _known(count: int | None) -> int:
     if count is None:
-        raise UserError("model.head.num_classes is not known: give it, or build the model together with its data")
+        raise UserError("model.head.num_classes is unknown: set it, or build the model together with its data")
     return count
 
 
 def build_head(part: spec.Head, width: int, table: nn.Parameter | None) -> Head:
-    """Build the module of a head. ``table`` (V, D): token embeddings, shared with a tied head; None without tokens."""
+    """Build the module of a head. ``table`` (V, D): token embeddings, which a tied head shares; None without tokens."""
     return implementation(part, "qkv.models")(part, width, table)

@@ -17,7 +17,7 @@ from qkv.system.errors import UserError
 
 
 class Mixture(NamedTuple):
-    """Mixtures of Gaussians: log weights (…, K), means and deviations (…, K, F)."""
+    """Mixtures of K Gaussians: log weights (…, K), means and standard deviations (…, K, F)."""
 
     weights: Tensor
     means: Tensor
@@ -36,7 +36,7 @@ class MixtureOfGaussians(Head):
     def __init__(self, part: MixtureHead, width: int, table: object):
         super().__init__()
         if part.features is None:
-            raise UserError("model.head.features is not known: give it, or build the model together with its data")
+            raise UserError("model.head.features is unknown: set it, or build the model together with its data")
         self.components, self.features = part.components, part.features
         self.num_outputs = part.components * (1 + 2 * part.features)
         self.output = Linear(width, self.num_outputs)
@@ -62,14 +62,14 @@ class MixtureOfGaussians(Head):
         return torch.randn(rows, length, self.features, generator=generator)
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Return -Σ log p(y) of vectors y (B, N, F); ``smoothing`` is ignored, as targets are numbers."""
+        """Return -Σ log p(y) of vectors y (B, N, F); ``smoothing`` is ignored, because targets are numbers."""
         return self.mixture(outputs).nats(targets).sum()
 
     def drawn(self, outputs: Tensor, generators: list[torch.Generator], temperature: float = 1.0) -> Tensor:
-        """Draw vectors (B, F) from the mixtures of ``outputs`` (B, K (1 + 2 F)), with a generator for each row.
+        """Draw vectors (B, F) from the mixtures of ``outputs`` (B, K (1 + 2 F)), with one generator per row.
 
-        Log weights are divided by the temperature, and deviations multiplied by it; at temperature 0, return the mean
-        of the component with the greatest weight.
+        Log weights are divided by the temperature, and standard deviations multiplied by it. At temperature 0, return
+        the mean of the component with the greatest weight.
         """
         found = self.mixture(outputs)
         rows = torch.arange(len(outputs))

@@ -19,7 +19,7 @@ class DepthAverage(nn.Module):
     """
 
     def __init__(self, part: DepthAverageSpec, blocks: int):
-        """``blocks``: number of blocks that are executed."""
+        """``blocks``: number of executed blocks; a repeated block counts each time."""
         super().__init__()
         self.part = part
         counts = {i: len(part.averaged(i)) for i in range(part.period, blocks + 1, part.period)}
@@ -39,7 +39,7 @@ class DepthAverage(nn.Module):
 
 
 def _first(count: int) -> Tensor:
-    """Initial weights: 1 for the latest output, 0 for the others."""
+    """Return the initial weights: 1 for the latest output, 0 for the others."""
     weights = torch.zeros(count)
     weights[0] = 1.0
     return weights

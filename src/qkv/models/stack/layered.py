@@ -25,8 +25,10 @@ from qkv.state.pages import Paged
 
 
 def _contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Return the contexts of a checkpointed block's forward pass and of its recomputation, which chooses by the same
-    table. On a GPU, a thread of torch recomputes, in which no table is set.
+    """Return context managers for a checkpointed block's forward pass and its recomputation, which set the same
+    choices.
+
+    On a GPU, torch recomputes in another thread, which has no table of choices.
     """
     return nullcontext(), using(table())
 
@@ -42,7 +44,9 @@ class Layered(Declared):
     depth_average: DepthAverage | None
     reversible = False
     recompute = False
-    """Activation checkpointing: recompute each block's activations in the backward pass, except with a tap."""
+    """Whether blocks use activation checkpointing: recompute their activations in the backward pass, except with a
+    tap.
+    """
 
     def lay(self, spec: LayeredSpec, width: int, name: str, memory_width: int | None = None) -> None:
         """Build blocks and norm; ``name``: path of the blocks in the model, such as "encoder.blocks".
@@ -67,19 +71,19 @@ class Layered(Declared):
 
     @property
     def branches(self) -> list[Branch]:
-        """Branches of all blocks, such as attention and feed-forward of each layer; one that repeats appears once."""
+        """Branches of all blocks, such as attention and feed-forward of each layer; a repeated branch appears once."""
         return [slot.body for block in self.blocks for slot in block.branches]  # type: ignore[union-attr]
 
     @property
     def walked_branches(self) -> list[Branch]:
-        """Branches in order of execution; those of a repeated block appear several times."""
+        """Branches in order of execution; a repeated branch appears each time."""
         return [slot.body for block in self.walked for slot in block.branches]  # type: ignore[union-attr]
 
     def through(self, x: Tensor, context: Context, state: Sequence[Any] | None = None) -> Iterator[tuple[Tensor, Any]]:
         """Yield (output vectors, next state of the branches) of each block; x (B, N, D): input of the first block.
 
-        With a depth average, the vectors are its output. state: decoding state of each block; None to read all
-        positions at once.
+        With a depth average, the vectors are the average. state: decoding state of each block; None to read whole rows
+        at once.
         """
         x, walked = self._entering(x), self.walked
         outputs = [] if self.depth_average is None else [x]
@@ -106,9 +110,10 @@ class Layered(Declared):
         memories: Mapping[str, Memory] | None = None,
         pages: bool = False,
     ) -> tuple[tuple[Any, ...], ...]:
-        """Create the empty decoding state of each branch, by block: ``batch`` rows of up to ``capacity`` positions.
+        """Create the empty decoding state of each branch, grouped by block, for ``batch`` rows of up to ``capacity``
+        positions.
 
-        ``pages``: hold keys and values in pages (``qkv.state.pages``) for branches that can read pages.
+        ``pages``: whether branches that can read pages keep keys and values in pages (``qkv.state.pages``).
         """
         known = memories or {}
 
@@ -120,14 +125,18 @@ class Layered(Declared):
         return tuple(tuple(begun(slot.body, i) for slot in block.branches) for i, block in enumerate(self.walked))  # type: ignore[union-attr]
 
     def read(self, x: Tensor, context: Context, state: Sequence[Any] | None = None) -> tuple[Tensor, Any]:
-        """Return (vectors (B, N, D) after the last block and the norm, next state of the blocks; None without one)."""
+        """Read positions; return (vectors (B, N, D) after the last block and the norm, next state of the blocks or
+        None).
+        """
         if state is None:
             return self.norm(self.last(x, context), context), None
         return self.read_on(x, context, state)
 
     @after_runners
     def read_on(self, x: Tensor, context: Context, state: Sequence[Any]) -> tuple[Tensor, Sequence[Any]]:
-        """Return (vectors (B, N, D) after the last block and the norm, next state of the blocks) of new positions."""
+        """Read new positions after ``state``; return (vectors (B, N, D) after the last block and the norm, next
+        state).
+        """
         after = []
         for y, block_state in self.through(x, context, state):
             x = y
@@ -135,12 +144,12 @@ class Layered(Declared):
         return self.norm(x, context), tuple(after)
 
     def _entering(self, x: Tensor) -> Tensor:
-        """Return the input of the first block: x, or for reversible blocks x twice, as both streams (B, N, 2 D)."""
+        """Return the input of the first block: x, or for reversible blocks x twice, once per stream, (B, N, 2 D)."""
         return torch.cat((x, x), -1) if self.reversible else x
 
     def _through(self, block: nn.Module, x: Tensor, context: Context, state: Any) -> tuple[Tensor, Any]:
         if self.recompute and context.tap is None and state is None and torch.is_grad_enabled():
-            if torch.compiler.is_compiling():  # a compiled function has no context functions
+            if torch.compiler.is_compiling():  # torch.compile does not support context functions
                 return checkpoint(block, x, context, use_reentrant=False)  # type: ignore[no-any-return]
             return checkpoint(block, x, context, use_reentrant=False, context_fn=_contexts)  # type: ignore[no-any-return]
         return block(x, context, state)  # type: ignore[no-any-return]

@@ -23,7 +23,7 @@ from qkv.state.tree import join, rows
 
 
 class PatchStack(Layered):
-    """Blocks over patches; see ``Layered``."""
+    """Stack of the blocks over patches; see ``Layered``."""
 
     def __init__(self, part: spec.PatchStack, width: int):
         super().__init__()
@@ -51,8 +51,8 @@ class Megabyte(Segmentation):
         x (B, N, D) ─┬─ patches (B, K, P D) ─ W ─ one patch later ─ global (B, K, G) ─ U ─┐
                      └─ one position later (B K, P, D) ────────────────────────────────── + ─ local (B K, P, D) ─ y
 
-    The local blocks read all patches in parallel, as rows of a batch. A call with a state reads the rest of each row's
-    current patch, then all later patches in parallel.
+    Without a state, the local blocks read all patches in parallel, as rows of a batch. With a state, a call reads the
+    rest of each row's current patch first, then all later patches in parallel.
     """
 
     part: spec.Megabyte
@@ -117,17 +117,19 @@ class Megabyte(Segmentation):
         return torch.cat((self.first.table.to(later.dtype).expand(*later.shape[:-2], 1, -1), later[..., 1:, :]), -2)
 
     def _over(self, x: Tensor, context: Context) -> Tensor:
-        """Run the global blocks on the start vector and K - 1 whole patches x (B, (K - 1) P, D): (B, K, P, D)."""
+        """Run the global blocks on the start vector and K - 1 whole patches x (B, (K - 1) P, D); return (B, K, P,
+        D).
+        """
         joined = self.join(x.reshape(x.shape[0], -1, self.part.size * self.width))
         start = self.start.table.to(joined.dtype).expand(x.shape[0], 1, -1)
         return self._said(self.patches.read(torch.cat((start, joined), 1), context)[0])
 
     def _said(self, h: Tensor) -> Tensor:
-        """Split outputs h (B, K, G) over patches into vectors for their positions, (B, K, P, D)."""
+        """Project outputs h (B, K, G) of the global blocks to one vector for each position of a patch, (B, K, P, D)."""
         return self.split(h).unflatten(-1, (self.part.size, self.width))
 
     def _following(self, x: Tensor, context: Context, stack: Layered, state: PatchState) -> tuple[Tensor, PatchState]:
-        """Return (outputs (B, N, D) of the positions after a state, next state)."""
+        """Read the positions x (B, N, D) after ``state``; return (outputs (B, N, D), next state)."""
         batch, size = x.shape[0], self.part.size
         now = _Call(size, *places_of(context, x.shape[1]), x.device)
         values = now.values(state.values, x)
@@ -141,7 +143,9 @@ class Megabyte(Segmentation):
         return picked(found, places), PatchState(blocks, patches, now.current(signals), now.current(values))
 
     def _signals(self, values: Tensor, now: _Call, context: Context, state: PatchState) -> tuple[Tensor, Any]:
-        """Return (global-block outputs (B, M + 1, P, D) for the current and later patches, state of these blocks)."""
+        """Return (outputs of the global blocks for the current and later patches (B, M + 1, P, D), state of these
+        blocks).
+        """
         batch, known, patches = values.shape[0], state.signal[:, None], state.patches
         read = [begins + full for begins, full in zip(now.begins, now.full, strict=True)]
         if count := max(read):
@@ -176,7 +180,7 @@ class _Call:
         self.taken = [max(0, end - first) for end, first in zip(ends, self.first, strict=True)]
 
     def values(self, current: Tensor, x: Tensor) -> Tensor:
-        """Return the input vectors (B, M + 1, P, D) of the current and later patches, followed by 0.
+        """Return the input vectors (B, M + 1, P, D) of the current and later patches, padded with 0.
 
         current (B, P, D): vectors of the current patch read before the call.   x (B, N, D): new vectors.
         """
@@ -201,7 +205,9 @@ class _Call:
 
 
 def _rest(local: Tensor, now: _Call, context: Context, stack: Layered, blocks: Any) -> tuple[Tensor, Any]:
-    """Return (outputs (B, W, D) of the rest of the current patch, next state of the local blocks)."""
+    """Run the local blocks on the rest of the current patch; return (outputs (B, W, D), next state of the local
+    blocks).
+    """
     count = max(now.taken)
     if not count:
         return local[:, :0], blocks
@@ -211,13 +217,15 @@ def _rest(local: Tensor, now: _Call, context: Context, stack: Layered, blocks: A
 
 
 def _patches(local: Tensor, now: _Call, context: Context, stack: Layered, blocks: Any) -> tuple[Tensor, Any]:
-    """Return (outputs (B, M P, D) of the later patches (B, M, P, D), next state of the local blocks)."""
+    """Run the local blocks on the later patches (B, M, P, D); return (outputs (B, M P, D), next state of the local
+    blocks).
+    """
     batch, count = local.shape[:2]
     if not count:
         return local.flatten(1, 2), blocks
     ends = each_of([j + n + 1 for j, n in zip(now.offset, now.counts, strict=True)], batch)
     taken = [min(now.size, max(0, end - now.size * (i + 1))) for end in ends for i in range(count)]
-    most = max(taken)  # below P if a single patch is started: rows of equal length need no padding then
+    most = max(taken)  # below P if only one patch is begun: rows of equal length then need no padding
     inside = _inside([0] * len(taken), taken, most, len(taken), context, now.device)
     y, begun = stack.read(local.flatten(0, 1)[:, :most], inside, stack.begin(len(taken), now.size))
     last = [batch + b * count + full - 1 if full else b for b, full in enumerate(each_of(now.full, batch))]
@@ -227,7 +235,7 @@ def _patches(local: Tensor, now: _Call, context: Context, stack: Layered, blocks
 def _inside(
     past: Sequence[int], taken: Sequence[int], count: int, batch: int, context: Context, device: torch.device
 ) -> Context:
-    """Build the context of ``count`` positions after ``past``, ``taken`` of them unpadded, for ``batch`` rows."""
+    """Build the context of ``count`` positions after ``past``, of which ``taken`` are unpadded, for ``batch`` rows."""
     lengths = None if min(taken) == count else Counts(each_of(taken, batch))
     arrival = Arrival(Counts(each_of(past, batch)), count, lengths, device)
     return Context(arrival.positions, arrival.lengths, arrival=arrival, tap=context.tap)

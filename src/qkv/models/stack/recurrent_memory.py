@@ -1,4 +1,4 @@
-"""Recurrent memory: vectors that are read at the start of a segment and written at its end."""
+"""Recurrent memory: vectors that the blocks read at the start of a segment and write at its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from qkv.state.tree import join, rows
 
 
 class Carried(NamedTuple):
-    """Decoding state: ``blocks`` in the current segment, empty at its start, and memory (B, M, D) that it reads."""
+    """Decoding state: state of ``blocks`` in the current segment, empty at its start, and the memory (B, M, D) it
+    reads.
+    """
 
     blocks: Any
     memory: Tensor
@@ -77,7 +79,7 @@ class RecurrentMemory(Segmentation):
     def _inside(
         self, x: Tensor, memory: Tensor, now: _Segment, context: Context, stateful: bool
     ) -> tuple[Tensor, Context]:
-        """Return (memory vectors and positions of a segment, concatenated to rows (B, W, D), their context)."""
+        """Concatenate memory vectors and positions of a segment to rows (B, W, D); return (rows, their context)."""
         first, last = now.span
         size, device = self.part.num_memory, x.device
         steps = torch.arange(now.width, device=device)
@@ -93,7 +95,9 @@ class RecurrentMemory(Segmentation):
         return row, Context(arrival.positions, arrival.lengths, arrival=arrival, tap=context.tap)
 
     def _written(self, memory: Tensor, y: Tensor, now: _Segment) -> Tensor:
-        """Return the next memory (B, M, D): the last M outputs of a segment's y in rows that write, else ``memory``."""
+        """Return the next memory (B, M, D): the last M outputs of y in rows whose segment ends, else the same
+        memory.
+        """
         if not any(now.ends):
             return memory
         steps = torch.arange(self.part.num_memory, device=y.device)
@@ -117,9 +121,10 @@ class RecurrentMemory(Segmentation):
 class _Segment:
     """One pass of a segment through the blocks; lists have one entry per row, or a single entry if all are equal.
 
-    before: positions of the segment, memory included, that the blocks have read.   lead: number of memory vectors that
-    this pass reads.   done: positions of the call that earlier passes have read.   taken: positions of the call that
-    this pass reads.   ends: True if memory is written.   size: number of memory vectors.
+    before: number of positions of the segment, memory included, that the blocks have read.   lead: number of memory
+    vectors that this pass reads.   done: number of positions of the call that earlier passes have read.   taken: number
+    of positions of the call that this pass reads.   ends: True if the pass writes the memory.   size: number of memory
+    vectors.
     """
 
     before: list[int]
@@ -137,7 +142,7 @@ class _Segment:
 
     @property
     def width(self) -> int:
-        """Length of the rows of the pass, padding included, W."""
+        """Length W of the padded rows of the pass."""
         return max(self.sizes)
 
     @property
@@ -148,9 +153,9 @@ class _Segment:
 
 
 def _segments(part: spec.RecurrentMemory, past: Sequence[int], counts: Sequence[int], ends: bool) -> Iterator[_Segment]:
-    """Iterate over the passes that read ``counts`` positions after ``past``.
+    """Yield the passes that read ``counts`` positions after ``past``.
 
-    ends: True if memory is written at the end of each full segment, False if only where positions follow.
+    ends: True to write the memory at the end of every full segment, False to write it only if more positions follow.
     """
     done, size = [0] * len(past), part.num_memory
     while any(taken < count for taken, count in zip(done, counts, strict=True)):
@@ -172,7 +177,7 @@ def _segments(part: spec.RecurrentMemory, past: Sequence[int], counts: Sequence[
 def _outputs(
     part: spec.RecurrentMemory, found: list[Tensor], segments: list[_Segment], past: list[int], x: Tensor
 ) -> Tensor:
-    """Gather the outputs (B, N, D) at the positions of x (B, N, D) from ``found``, the outputs of all passes."""
+    """Gather the outputs (B, N, D) at the positions of x (B, N, D) from the outputs of all passes, ``found``."""
     widths = torch.tensor([0, *(now.width for now in segments)], device=x.device)
     start, lead = column(past, x.device) % part.segment, column(segments[0].lead, x.device)
     places = start + torch.arange(x.shape[1], device=x.device)

@@ -25,10 +25,10 @@ from qkv.ops.selection.choices import table, using
 from qkv.ops.selection.untraced import untraced
 
 Slots = Sequence[tuple[Any, Context]]
-"""Branches with norms and residuals, each with the context of its layer."""
+"""Branches with norms and residual connections, each with the context of its layer."""
 
 
-@untraced("a backward pass that computes again cannot be traced")
+@untraced("a backward pass that recomputes activations cannot be traced")
 def through_reversible(slots: Slots, x: Tensor) -> Tensor:
     """Apply the branches ``slots`` to both streams x (B, N, 2 D), with a backward pass that recomputes activations.
 
@@ -45,7 +45,9 @@ def through_reversible(slots: Slots, x: Tensor) -> Tensor:
 
 
 class _Surroundings:
-    """Autocast settings, table of choices and random-number state of the forward pass, saved for recomputation."""
+    """Autocast settings, table of choices and random-number state of the forward pass, restored for the
+    recomputation.
+    """
 
     def __init__(self, x: Tensor, random: bool):
         self.kind, self.table = x.device.type, table()
@@ -54,14 +56,18 @@ class _Surroundings:
         self.states = (torch.get_rng_state(), *get_device_states(x)) if random else None
 
     def precision(self) -> AbstractContextManager[Any]:
-        """Return a context manager: autocast as saved, without its weight cache, as each graph needs its own casts."""
+        """Return a context manager that sets autocast as in the forward pass, without a weight cache: each graph needs
+        its own casts.
+        """
         if not torch.amp.is_autocast_available(self.kind):
             return nullcontext()
         return torch.autocast(self.kind, self.dtype, enabled=self.lowered, cache_enabled=False)
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Context manager: inside, random numbers repeat the forward pass's; afterwards the state is restored."""
+        """Context manager: set the random-number state of the forward pass inside; restore the current one at the
+        end.
+        """
         with self.precision(), using(self.table):
             if self.states is None:
                 yield
@@ -109,10 +115,10 @@ class _Reversible(torch.autograd.Function):
 def _computed(
     slot: PreNorm, b: Tensor, context: Context, leaves: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Compute a branch from detached inputs, for gradients of this branch alone; return (b, branch output, leaves).
+    """Compute one branch from detached inputs, to get its gradients alone; return (b, branch output, leaves).
 
-    The graph is built in the forward pass too, then discarded: without a graph, ops may choose other implementations
-    and draw other random numbers.
+    The forward pass builds the graph too and discards it: without a graph, ops may choose other implementations and
+    draw other random numbers.
     """
     read = b.detach().requires_grad_()
     cut = {id(leaf): leaf if leaf.is_leaf else leaf.detach().requires_grad_() for leaf in leaves}
@@ -128,7 +134,7 @@ def _computed(
 
 
 def _gradients(y: Tensor, leaves: list[Tensor], grad: Tensor) -> Sequence[Tensor | None]:
-    """Return the gradients of ``leaves`` for the gradient ``grad`` of y; None for leaves that y does not depend on."""
+    """Return the gradients of ``leaves``, None for a leaf that y does not depend on; ``grad``: gradient of y."""
     if not y.requires_grad:
         return [None] * len(leaves)
     return torch.autograd.grad(y, leaves, grad.to(y.dtype), allow_unused=True)

@@ -21,9 +21,10 @@ from qkv.system.errors import UserError
 
 
 class Segmentation(Declared):
-    """Base class of segmentations, which read a row in segments. Made by ``cls(part, width)``.
+    """Base class of segmentations, which let the blocks read a row in segments. Constructor: ``cls(part, width)``.
 
-    Subclasses define ``read``, and a decoding state: a tree that holds the state of the blocks in the current segment.
+    Subclasses define ``read``, and a decoding state: a tree that contains the state of the blocks in the current
+    segment.
     """
 
     def __init__(self, part: SegmentationSpec):
@@ -36,7 +37,7 @@ class Segmentation(Declared):
         return None
 
     def init_state(self, stack: Layered, batch: int, capacity: int | None) -> Any:
-        """Create an empty state of ``batch`` rows of up to ``capacity`` positions; None: unlimited.
+        """Create an empty decoding state of ``batch`` rows of up to ``capacity`` positions; None: unlimited.
 
         ``stack``: the model.
         """
@@ -47,26 +48,30 @@ class Segmentation(Declared):
         return self.own_bytes(length, batch) + sum(b.state_bytes(self.part.row_positions, batch) for b in branches)
 
     def own_bytes(self, length: int, batch: int) -> int:
-        """Return the bytes of the state of ``batch`` rows after ``length`` positions, without the model's branches."""
+        """Return the bytes of the state of ``batch`` rows after ``length`` positions, without the state of the model's
+        branches.
+        """
         raise NotImplementedError
 
     def room(self, length: int) -> int:
-        """Return the number of positions for which growing buffers have room once they hold ``length`` positions."""
+        """Return the number of positions that growing buffers have space for when they hold ``length`` positions."""
         return slots_for(length)
 
     def read(self, x: Tensor, context: Context, stack: Layered, state: Any) -> tuple[Tensor, Any]:
-        """Return (vectors (B, N, D) after ``stack`` and its norm, next state) for rows x (B, N, D) of one document."""
+        """Run ``stack`` on rows x (B, N, D) of one document each; return (vectors (B, N, D) after its norm, next
+        state).
+        """
         raise NotImplementedError
 
     def forward(self, x: Tensor, context: Context, stack: Layered, state: Any = None) -> tuple[Tensor, Any]:
-        """Return (vectors (B, N, D) after ``stack`` and its norm, next state; None without a state).
+        """Run ``stack`` on x (B, N, D); return (vectors (B, N, D) after its norm, next state; None without a state).
 
-        Each packed document starts a new segment, as a row does. Raises ``UserError`` for a table of visible keys.
+        Each packed document starts a new segment, like each row. Raises ``UserError`` for a table of visible keys.
         """
         if context.visible is not None:
             raise UserError(
-                f"a table of visible keys (visible) spans the segments that {self.part.kind!r} reads one after the "
-                "other; leave it out"
+                f"a table of visible keys (visible) refers to the whole row, which {self.part.kind!r} reads in "
+                "segments; leave it out"
             )
         if context.segments is None:
             return self.read(x, context, stack, state)
