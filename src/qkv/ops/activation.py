@@ -36,7 +36,9 @@ def plain_inference(x: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Activation:
-    """Activation function φ. ``name``: its name in ``INPUTS``; ``plain``: torch's function, which has gradients."""
+    """Activation function φ. ``name``: its name in ``INPUTS``; ``plain``: torch's function, which supports
+    gradients.
+    """
 
     name: str
     plain: Callable[[Tensor], Tensor]
@@ -51,7 +53,7 @@ class Activation:
         return library.activation(x, INPUTS.index(self.name))
 
     def choice(self) -> Choice:
-        """Choose the implementation for inference, by one timing whose result is cached."""
+        """Return the implementation for inference; it is timed once, and the result is cached."""
         return chosen(_OP, self.name) or choose(_OP, self.name, self._decided, self._known())
 
     def _known(self) -> list[str]:

@@ -14,8 +14,8 @@ from torch import Tensor
 def taps(window: Tensor, kernel_size: int, dilation: int, segments: Tensor | None = None, ahead: int = 0) -> Tensor:
     """Concatenate the K inputs of each output, latest first: (B, (K-1)·dilation + N, D) -> (B, N, K·D).
 
-    ``window``: N positions and (K-1)·dilation context positions, of which ``ahead`` follow and the others precede.
-    segments (B, N): document numbers; inputs of other documents are read as 0.
+    ``window``: N positions and (K-1)·dilation context positions, ``ahead`` of them after the N positions, the others
+    before. segments (B, N): document numbers; inputs from other documents are replaced by 0.
     """
     span = (kernel_size - 1) * dilation
     length = window.shape[1] - span

@@ -4,7 +4,7 @@
 
     x (T, D)   chosen (T, k)   w (T, k)   y (T, D)
 
-Each position is processed by all experts it chose: there is no expert capacity, and no token is dropped.
+Each position is processed by all of its chosen experts: there is no expert capacity, and no token is dropped.
 """
 
 from __future__ import annotations

@@ -40,7 +40,9 @@ class Span(NamedTuple):
 
 
 class Mask:
-    """Base class of mask predicates, with two bounds for whole blocks, so that work can be skipped."""
+    """Base class of mask predicates. Two bounds for whole blocks (``may_see``, ``sees_all``) allow work to be
+    skipped.
+    """
 
     def allowed(self, grid: Grid) -> Tensor:
         """Return booleans that broadcast to (B, H, N, M): True where the query sees the key."""
@@ -134,7 +136,9 @@ class Strided(Mask):
 
 @dataclass(frozen=True)
 class Fixed(Mask):
-    """Mask that shows the keys in the query's block of ``stride`` and the last ``summary`` keys of every block."""
+    """Mask that shows the keys in the query's block of ``stride`` keys, and the last ``summary`` keys of every
+    block.
+    """
 
     stride: int
     summary: int = 1
@@ -146,7 +150,9 @@ class Fixed(Mask):
 
 @dataclass(frozen=True)
 class Blocks(Mask):
-    """Mask that shows the keys in the query's block of ``size``, ``back`` blocks before and ``ahead`` after."""
+    """Mask that shows the keys in the query's block of ``size`` keys, in ``back`` blocks before and ``ahead`` blocks
+    after.
+    """
 
     size: int
     back: int = 0
@@ -168,7 +174,7 @@ class Explicit(Mask):
     table: Tensor
 
     def allowed(self, grid: Grid) -> Tensor:
-        # Not the grid's indices, which have a single row if all rows have equal positions.
+        # the indices of the grid are not used: they have a single row if all rows have equal positions
         batch, head = (torch.arange(size, device=self.table.device) for size in self.table.shape[:2])
         return self.table[
             batch[:, None, None, None], head[:, None, None], grid.query.clamp(min=0), grid.key.clamp(min=0)
@@ -217,12 +223,11 @@ class AnyOf(Mask):
 class Sites:
     """Positions of queries and keys.
 
-    query (B or 1, N), key (B or 1, M): positions; a key at -1 is an empty slot and never visible.
-    query_segment, key_segment: document numbers of packed rows; only keys of the query's document are visible. aligned:
-    in every row, key positions are 0..M-1 and query positions are the last N of them.
-    full: True if every key is visible to every query, which the caller guarantees.
-    prefix (B): prefix length of each row.
-    given (B, N, M): visible keys, combined with the mask by logical and.
+    query (B or 1, N), key (B or 1, M): positions; a key at -1 is an empty slot and never visible. query_segment,
+    key_segment: document numbers of packed rows; only keys of the query's document are visible. aligned: in every row,
+    key positions are 0..M-1 and query positions are the last N of them. full: True if the caller guarantees that every
+    key is visible to every query. prefix (B): prefix length of each row. given (B, N, M): visible keys, combined with
+    the mask by logical and.
     """
 
     query: Tensor
@@ -235,7 +240,7 @@ class Sites:
     given: Tensor | None = None
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Return ``compute()``, which depends on ``key`` and the sites only; cached in ``SharedSites``."""
+        """Return ``compute()``, which must depend on ``key`` and the sites only; ``SharedSites`` caches the result."""
         return compute()
 
     def grid(self, num_heads: int) -> Grid:

@@ -1,4 +1,6 @@
-"""Additive attention in two steps, so that the memory is projected only once per decoded sequence."""
+"""Selection of the implementation of additive attention; memory is projected in a step of its own, once per
+sequence.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _LARGEST = 1 << 26
 
 
 def additive_keys(memory: Tensor, w_k: Tensor) -> Tensor:
-    """Project a memory to keys W_k m, once per sequence: memory (B, M, Dk), w_k (A, Dk) -> keys (B, M, A)."""
+    """Project memory to keys W_k m, once per decoded sequence: memory (B, M, Dk), w_k (A, Dk) -> keys (B, M, A)."""
     return linear(memory, w_k)
 
 
@@ -43,8 +45,8 @@ def additive_scores(q: Tensor, keys: Tensor, w_q: Tensor, v: Tensor) -> Tensor:
 
 
 def additive_weights(q: Tensor, keys: Tensor, w_q: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Compute attention weights (B, N, M): softmax over the first ``lengths`` (B) keys; 0 for an empty memory.
+    """Compute attention weights (B, N, M), softmax of ``additive_scores`` over the first ``lengths`` (B) keys.
 
-    See ``additive_scores``.
+    All weights are 0 if a row's memory is empty.
     """
     return reference.normalised(additive_scores(q, keys, w_q, v), lengths)

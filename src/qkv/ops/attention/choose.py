@@ -112,7 +112,7 @@ def _fixed(case: str, twin: str, reason: str) -> Choice:
 
 
 def _banded(q: Tensor, problem: AttentionProblem) -> Choice:
-    reason = "each block of queries attends to its band of keys only, so cost is linear in the length"
+    reason = "each block of queries attends only to its band of keys, so that the cost is linear in the length"
     if q.device.type == "cpu" or problem.added is not None or problem.sites.given is not None:
         return _fixed("window", "banded", reason)
     return _fixed("window, accelerator", "banded, at once", f"{reason}; all blocks are rows of one call")
@@ -127,7 +127,7 @@ def _soft_capped(problem: AttentionProblem, num_queries: int) -> Choice:
 
 
 def _plain(q: Tensor, v: Tensor, problem: AttentionProblem) -> Choice:
-    """Select the implementation of causal or full self-attention, by timing if the problem is large enough."""
+    """Select the implementation of causal or full self-attention; large problems are timed, small ones are not."""
     if (
         q.device.type != "cpu"
         or problem.dropout
@@ -168,9 +168,9 @@ def _follows_a_past(q: Tensor, v: Tensor, problem: AttentionProblem) -> bool:
 
 
 def _past(q: Tensor, v: Tensor) -> Choice:
-    """Select the implementation for several queries after cached keys.
+    """Select the implementation of attention of several queries to cached keys and their own.
 
-    The choice is timed once for each number of queries, rounded up to a power of two, at most 1,024.
+    There is one timing per number of queries, rounded up to a power of two, at most 1,024.
     """
     name, plain = "causal, after a past", "after a past" if q.shape[2] >= after_past.FEWEST else "sdpa"
     if not native.suits(q, v):
@@ -195,8 +195,8 @@ def _past(q: Tensor, v: Tensor) -> Choice:
 def _timed(dtype: torch.dtype, length: int, training: bool, by_kernel: bool) -> Choice:
     """Select the implementation of causal or full self-attention by timing.
 
-    The choice is timed once for each ``length``, rounded up to a power of two, at most 1,024. by_kernel: True if the
-    native kernel is a candidate.
+    There is one timing per ``length``, rounded up to a power of two, at most 1,024. by_kernel: True if the native
+    kernel is a candidate.
     """
     case, size = _case(dtype, length, training, by_kernel)
     return chosen("attention", case) or choose(

@@ -43,9 +43,9 @@ class AttentionProblem:
     mask, sites: visibility predicate, and positions of queries and keys. scale: factor of the dot products, 1 /
     (temperature √Dk). slopes (H): ALiBi slopes; slope · (i - j) is subtracted from the scores. dropout: probability
     that a weight is set to 0; the others are divided by 1 - dropout. added (B or 1, H or 1, N, M): differentiable term
-    added to the scaled scores. top_k: number of largest scores per query that keep a weight. values: relative position
-    vectors added to the values. softcap: c; scaled scores s become c · tanh(s / c) before other terms are added. sink
-    (H): logit per head that takes part in the softmax but has no value.
+    added to the scaled scores. top_k: number of largest scores per query; all other keys get the weight 0. values:
+    relative position vectors added to the values. softcap: c; scaled scores s become c · tanh(s / c) before other terms
+    are added. sink (H): logit per head that takes part in the softmax but has no value.
     """
 
     mask: Mask
@@ -78,7 +78,7 @@ class AttentionProblem:
         return replace(self, sites=self.sites.part(queries, keys), added=added, values=values)
 
     def chooses(self, num_keys: int) -> bool:
-        """Return whether ``top_k`` is set and smaller than ``num_keys``, so that only some keys get a weight."""
+        """Return whether ``top_k`` is set and smaller than ``num_keys``, so that some keys get no weight."""
         return self.top_k is not None and self.top_k < num_keys
 
 

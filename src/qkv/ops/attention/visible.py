@@ -1,4 +1,4 @@
-"""Number of (query, key) pairs that a mask shows, counted block by block without building the whole matrix."""
+"""Number of (query, key) pairs that a mask makes visible, counted block by block without building the whole matrix."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from qkv.ops.selection.counting import Unseen
 
 _BLOCK = 256
 _MOST = 1 << 22
-"""Number of pairs above which the visible pairs are estimated from evenly spaced queries."""
+"""Number of pairs above which the number of visible pairs is estimated from evenly spaced queries."""
 
 
 @lru_cache(maxsize=256)
 def visible_pairs(mask: Mask, num_queries: int, num_keys: int) -> int:
-    """Count the pairs that the last ``num_queries`` of ``num_keys`` positions see.
+    """Count the pairs of one of the last ``num_queries`` of ``num_keys`` positions and a key that it sees.
 
-    A mask with a prefix length per row is counted with prefixes of half a row.
+    If the mask depends on the prefix length of a row, the prefix is assumed to be half of the row.
     """
     offset = num_keys - num_queries
     if mask.sees_all(Span(offset, num_keys - 1, 0, num_keys - 1)):
@@ -49,7 +49,9 @@ def _seen(mask: Mask, queries: Tensor, keys: slice, length: int) -> int:
 
 
 def scores(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Unseen:
-    """Return the costs of an attention call for ``declares``; shapes as in ``reference``. Sites count as aligned."""
+    """Return the costs of an attention call for ``declares``; shapes as in ``reference``. Sites are taken to be
+    aligned.
+    """
     rows, num_queries, num_keys = q.shape[:2].numel(), q.shape[2], k.shape[2]
     pair, every = 2 * rows * (q.shape[3] + v.shape[3]), num_queries * num_keys
     mask, full = problem.mask, problem.sites.full

@@ -21,7 +21,7 @@ from qkv.ops.selection.counting import Unseen, declares
 
 
 class Maps(NamedTuple):
-    """Queries and keys (B, N, S) within a chunk and across chunks."""
+    """Queries and keys (B, N, S): q, k within a chunk, q', k' across chunks."""
 
     query: Tensor
     key: Tensor

@@ -19,7 +19,7 @@ from qkv.ops.selection.choices import Choice, choose, chosen, fastest
 _OP = "linear and activation"
 _KINDS = ("many rows", "many rows, large")
 _FUSED = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", "")}
-"""oneDNN's name and variant of each supported activation. Its ReLU is left out, since it maps NaN to 0."""
+"""oneDNN's name and variant of each supported activation. Its ReLU is excluded, because it maps NaN to 0."""
 
 
 def activated(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:

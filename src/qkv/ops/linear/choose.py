@@ -30,9 +30,11 @@ _SMALLEST_TRAINED = 1 << 15
 _SMALL = 1 << 17
 _FEW_ROWS = 64
 _LARGE = 1 << 28
-"""Number of multiplications from which "many rows, large" is timed: operands exceed the processor's caches."""
+"""Number of multiplications from which a product counts as "many rows, large": operands exceed the processor's
+caches.
+"""
 _ON_COLD_ROWS = 8
-"""Number of rows up to which reading the weights from memory takes most of the time."""
+"""Number of rows up to which a product spends most of its time on reading the weights from memory."""
 # (rows, inner width, outer width) of the sample that is timed for each case.
 SAMPLES = {
     "training": (512, 256, 768),
@@ -78,7 +80,7 @@ def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None = None)
 
 
 def kind_of(rows: int, size: int) -> str:
-    """Return the kind of a product without gradients: ``rows`` > 1 of x, and a weight of ``size`` numbers."""
+    """Return the kind of a product without gradients: ``rows`` > 1 of x, and a weight matrix of ``size`` numbers."""
     if rows <= _ON_COLD_ROWS:
         return "up to 8 rows"
     if rows <= _FEW_ROWS:
@@ -87,10 +89,10 @@ def kind_of(rows: int, size: int) -> str:
 
 
 def choice(kind: str, transposed: bool = False) -> Choice:
-    """Choose the implementation for matrix products of a ``kind``, a key of ``SAMPLES``; timed once.
+    """Return the implementation for matrix products of a ``kind``, a key of ``SAMPLES``; it is timed once.
 
-    The training kinds are timed forward and backward, the other kinds forward only. transposed: the weights are stored
-    as (I, O), as in views of a memory-mapped file.
+    Kinds of training are timed forward and backward, all others forward only. transposed: the weights are stored as (I,
+    O), as in views of a memory-mapped file.
     """
     case = kind + _IN_OUT if transposed else kind
 
@@ -110,9 +112,9 @@ def choice(kind: str, transposed: bool = False) -> Choice:
 
 
 def row_choice(inner: int, outer: int, transposed: bool = False) -> Choice:
-    """Choose the fastest product of one row (matrix–vector) with weights of this shape; timed once per shape.
+    """Return the implementation for products of one row with weights of this shape; it is timed once per shape.
 
-    transposed: the weights are stored (I, O).
+    transposed: the weights are stored as (I, O).
     """
     size = inner * outer
     case = f"{_ONE}, {inner} to {outer}{_IN_OUT * transposed}"
@@ -138,10 +140,10 @@ def _ones(outer: int, inner: int, transposed: bool) -> Tensor:
 
 
 def _known(kind: str) -> list[str]:
-    """Return the names of the implementations that are accepted from the cache of choices.
+    """Return the names of the implementations that a cached choice may name.
 
-    No test whether those of torch and oneDNN run here: it would compute products while costs are counted on meta
-    tensors.
+    This function does not check whether torch and oneDNN compute exactly here: the check would compute products while
+    costs are counted on meta tensors.
     """
     return [name for name in TWINS if name != "native" or (kind not in _CHAINS and native.available())]
 
@@ -168,7 +170,7 @@ def _decided(case: str, runs: dict[str, Callable[[], object]], what: str) -> Cho
 def _each(
     twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: list[Tensor]
 ) -> Callable[[], object]:
-    """Return a function for the timing, which multiplies x by each of ``weights`` with ``twin``."""
+    """Return a function to be timed, which multiplies x by each of ``weights`` with ``twin``."""
 
     def run() -> None:
         with torch.no_grad():
@@ -181,7 +183,9 @@ def _each(
 def _chain(
     twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: list[Tensor]
 ) -> Callable[[], object]:
-    """Return a function for the timing, which applies ``weights`` to x in sequence, and computes gradients."""
+    """Return a function to be timed, which applies ``weights`` to x in sequence with ``twin``, and computes
+    gradients.
+    """
     x, weights = x.detach().requires_grad_(), [weight.detach().requires_grad_() for weight in weights]
 
     def run() -> None:

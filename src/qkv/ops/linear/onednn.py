@@ -35,7 +35,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _by_weight(a: Tensor, weight: Tensor) -> Tensor:
-    """Compute a W; for second derivatives by a differentiable product, else by ``_forward``, which has none."""
+    """Compute a W by ``_forward``, or by a differentiable product if second derivatives are needed."""
     return _product(a, weight) if torch.is_grad_enabled() else _forward(a, weight.t(), None)
 
 

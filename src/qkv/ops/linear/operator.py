@@ -43,7 +43,7 @@ def forward(
 
 
 def _by_weight(a: Tensor, weight: Tensor) -> Tensor:
-    """Compute a W, by torch if gradients are enabled (second derivatives), else by the operator."""
+    """Compute a W by the operator, or by torch if gradients are enabled (second derivatives)."""
     return a @ weight if torch.is_grad_enabled() else forward(a, weight.t())
 
 

@@ -1,7 +1,7 @@
 """Precision of matrix products if the user allows bf16: bf16 if it is faster on this device, else fp32.
 
-A processor without bf16 instructions emulates them, at up to a hundred times the time of fp32 and with the same
-rounding.
+A processor without bf16 instructions emulates them, which takes up to a hundred times as long as fp32 and rounds in the
+same way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _CLEAR = 3.0
 
 
 def autocast(asked: str, device: torch.device) -> torch.autocast:
-    """Return an autocast context for matrix products in the precision ``runs_in(asked, device)``; weights stay fp32."""
+    """Return an autocast context in which matrix products have the precision ``runs_in(asked, device)``; weights stay
+    fp32.
+    """
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=runs_in(asked, device) == "bf16")
 
 
@@ -33,7 +35,7 @@ def runs_in(asked: str, device: torch.device) -> str:
 
 
 def choice(device: torch.device) -> Choice:
-    """Choose the faster precision of matrix products on ``device`` if bf16 is allowed; timed once."""
+    """Return the faster precision of matrix products on ``device``, for a user who allows bf16; it is timed once."""
     name = device.type if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
     case, setting = f"bf16 allowed, {name}", turned_off("bf16")
     if setting:

@@ -21,10 +21,10 @@ def linear_attention(
 ) -> tuple[Tensor, State | None]:
     """Return (O (B, H, N, Dv), state after the last position); see ``reference`` for the shapes.
 
-    Computed as ``decayed`` without decay, with an additional value feature of 1, whose weighted sum is the normaliser.
-    Without ``state``, the returned state is None.
+    O is computed as by ``decayed`` without decay; values get an additional feature of 1, whose weighted sum is the
+    normaliser. Without ``state``, the returned state is None.
 
-    segments (B, N): document numbers; the state is reset at each document.   chunk: positions per chunk.
+    segments (B, N): document numbers; the state is reset at the start of each document.   chunk: positions per chunk.
     """
     sums = None if state is None else torch.cat((state[0], state[1][..., None]), -1)
     out, last = decayed(q, k, F.pad(v, (0, 1), value=1.0), None, sums, valid, segments, chunk)

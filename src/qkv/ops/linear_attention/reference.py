@@ -23,7 +23,7 @@ def feature(x: Tensor) -> Tensor:
 
 
 def mean(above: Tensor, below: Tensor) -> Tensor:
-    """Divide the weighted sum ``above`` (…, Dv) by the sum of the weights ``below`` (…), unless that is nearly 0.
+    """Divide the weighted sum ``above`` (…, Dv) by the sum of weights ``below`` (…).
 
     If ``below`` is nearly 0, so is ``above``, which is then returned undivided: 1 / below and its square, a factor of
     the gradients, would overflow.
@@ -37,7 +37,7 @@ def linear_attention(
 ) -> tuple[Tensor, State]:
     """Return (O (B, H, N, Dv), state after the last position). valid (B, N): True at unpadded positions.
 
-    q, k, v: see the module's docstring; ``state``: of earlier positions, None at the start.
+    q, k, v: see the module's docstring; ``state``: state after earlier positions, None at the start of a row.
     """
     if valid is not None:
         k = k * valid[:, None, :, None]

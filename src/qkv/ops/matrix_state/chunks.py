@@ -1,4 +1,6 @@
-"""Sequences in chunks, and products of decays within chunks, for recurrent states with decay and document resets."""
+"""Splitting of sequences into chunks, and products of decays within chunks, for recurrent states with decay and
+resets.
+"""
 
 from __future__ import annotations
 
@@ -63,9 +65,10 @@ def decays(log_decay: Tensor | None, segments: Tensor | None, like: Tensor, chun
 
 
 def unseen_scores(q: Tensor, v: Tensor, pair: int, chunk: int) -> Unseen:
-    """Declare costs of scores (B, H, n, C, C) in chunks. ``pair``: FLOPs of a pair of positions in all rows and heads.
+    """Declare the costs of scores (B, H, n, C, C) in chunks. ``pair``: FLOPs per pair of positions, of all rows and
+    heads.
 
-    Pairs with j > i or with padding are computed but hidden; the whole matrix of scores is never computed.
+    Pairs with j > i or with padding are computed but count as hidden; the whole matrix of scores is never computed.
     """
     rows, count = v.shape[:2].numel(), v.shape[2]
     size = max(1, min(chunk, count))

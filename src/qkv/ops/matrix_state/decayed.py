@@ -43,7 +43,7 @@ def decayed(
 ) -> tuple[Tensor, Tensor | None]:
     """Return (o (B, H, N, Dv), state after the last unpadded position); see ``reference`` for the shapes.
 
-    state: state after earlier positions; None: there are none, and the last state is not computed. q and k may have one
+    state: state after earlier positions; None: start from 0 and do not compute the last state. q and k may have one
     head for all heads of v.   valid (B, N): True at unpadded positions.   segments (B, N): document numbers; the state
     is reset at each document.   chunk: positions per chunk.
     """

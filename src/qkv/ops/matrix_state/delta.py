@@ -45,9 +45,9 @@ def delta(
 ) -> tuple[Tensor, Tensor | None]:
     """Return (o (B, H, N, Dv), state after the last unpadded position); see ``reference`` for the shapes.
 
-    state: state after earlier positions; None: there are none, and the last state is not computed.   valid (B, N): True
-    at unpadded positions.   segments (B, N): document numbers; the state is reset at each document.   chunk: positions
-    per chunk.
+    state: state after earlier positions; None: start from 0 and do not compute the last state.   valid (B, N): True at
+    unpadded positions.   segments (B, N): document numbers; the state is reset at each document.   chunk: positions per
+    chunk.
     """
     count = v.shape[2]
     if count == 0:

@@ -2,8 +2,9 @@
 
     h_i = exp(-δ_i λ) ⊙ h_{i-1} + δ_i x_i b_i,  y_i = h_i · c_i       for each feature, λ, b_i, c_i and h_i of S numbers
 
-All chunks are scanned at once from an empty state, position by position; then the states at their starts are computed
-one after another, and what the outputs read of these is added. A row of N positions takes about 2 √N steps.
+First, all chunks are scanned in parallel from an empty state, position by position. Then the states at the starts of
+the chunks are computed one after another, and their contributions are added to the outputs. A row of N positions takes
+about 2 √N steps.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def selective_scan(
     if count == 0:
         return inputs[0], state
     x, step, b, c = (at_least_single(each) for each in inputs)
-    step = step if valid is None else step * valid[..., None]  # a step of 0 changes no state
+    step = step if valid is None else step * valid[..., None]  # with a step of 0 the state does not change
     size = max(1, isqrt(count - 1) + 1)
     x, step, b, c = (_cut(each, size) for each in (x, step, b, c))
     kept = torch.ones_like(step[..., :1]) if starts is None else _cut(1.0 - starts[..., None].to(step.dtype), size, 1.0)
@@ -74,7 +75,7 @@ def _entries(step: Tensor, rate: Tensor, kept: Tensor, last: Tensor, state: Tens
 
 
 def _read(step: Tensor, rate: Tensor, kept: Tensor, entries: Tensor, c: Tensor) -> Tensor:
-    """Return what each position reads of the state before its chunk, (B, n, C, E)."""
+    """Return the contribution of the state before a chunk to the output at each of its positions, (B, n, C, E)."""
     total, kept = step.cumsum(2), kept.cumprod(2)
     parts = [
         ((-total[:, :, t, :, None] * rate).exp() * entries @ c[:, :, t, :, None])[..., 0] * kept[:, :, t]

@@ -14,7 +14,7 @@ from qkv.ops.native import loading
 from qkv.system.optional import turned_off
 
 BLOCK = 32
-"""Number of consecutive elements of x that share a scale; also the number of weights per block of a quantised row."""
+"""Number of consecutive elements of x that share a scale, and number of weights per block of a quantised row."""
 TILE = 16
 """Number of rows of quantised weights that are stored interleaved, as a tile."""
 _SOURCE = "native.cpp"

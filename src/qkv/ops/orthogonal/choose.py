@@ -1,6 +1,6 @@
 """Selection of the precision of orthogonalisation by one timing per shape on this machine.
 
-Jordan et al. use bf16, which is fastest on their device and accurate enough for these iterations. A processor without
+Jordan et al. use bf16, which is the fastest on their GPU and accurate enough for these iterations. A processor without
 bf16 instructions takes a hundred times as long for bf16 as for fp32.
 """
 

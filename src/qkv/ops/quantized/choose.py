@@ -1,9 +1,9 @@
 """Selection of the product with quantised weights: the native kernel or the reference.
 
 The native kernel rounds x to int8 for weights in 8 and 4 bits. For weights in 16 bits it rounds x to bf16, if the
-processor has bf16 products. Since this rounding changes results, the native kernel is then always used where it runs,
-and no timing decides: a text gives the same results whether it is read at once or token by token. On other processors,
-both implementations of 16-bit products agree up to rounding, and the faster one is used.
+processor has bf16 products. Because this rounding changes results, the native kernel is then used for every product,
+without a timing: a text gives the same results whether it is read at once or token by token. On other processors, both
+implementations of 16-bit products agree up to rounding, and the faster one is used.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def linear(x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tenso
 def choice(bits: int, rows: int) -> Choice:
     """Choose the implementation for weights in ``bits`` (16, 8 or 4) and a number of ``rows`` of x.
 
-    If the native kernel rounds x, it is used wherever it runs. Else the choice is timed once for one row, up to 8 rows
-    and up to 64 rows.
+    If the native kernel rounds x, it is used wherever it runs. Otherwise there are timings for one row, for up to 8
+    rows and for up to 64 rows.
     """
     if bits == 16 and not library.rounds_to_bf16():
         return _timed(rows)

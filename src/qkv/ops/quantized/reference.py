@@ -3,8 +3,8 @@
     8 bits: s = max |w| / 127, -127 ≤ q ≤ 127       4 bits: s = f m / -8, -8 ≤ q ≤ 7, m the weight with the largest |w|
 
 For 4 bits, f is the one of 16 factors that minimises Σ (w - s q)² of the group. Scales are rounded to bf16 before q is
-computed, so that q compensates their rounding. Published weights that are quantised already keep their numbers, scales
-and minimums: w = s q + m (``pack_numbers``).
+computed, so that q compensates their rounding. Published weights that are already quantised are stored with their
+numbers, scales and minimums, w = s q + m, without rounding (``pack_numbers``).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def linear(x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tenso
 
 
 def _parts(weight: PackedMatrix) -> Iterator[PackedMatrix]:
-    """Yield parts of W of whole tiles of rows, of about a million weights at most."""
+    """Yield parts of W that consist of whole tiles of rows, with about a million weights at most."""
     outer, inner = weight.shape
     step = max(TILE, _BLOCK_NUMBERS // inner // TILE * TILE)
     each = step if weight.scale is None else step // TILE

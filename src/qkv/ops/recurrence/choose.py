@@ -47,7 +47,7 @@ def recur(
 
 
 def _lowered(cell: str, dtype: torch.dtype, autocast: bool) -> Choice:
-    """Choose the implementation for inputs of ``dtype`` below fp32; timed once.
+    """Return the implementation for inputs of ``dtype`` below fp32; it is timed once.
 
     Torch's kernels support these precisions on some processors only, and are not always faster.
     """

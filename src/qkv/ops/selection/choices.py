@@ -1,7 +1,7 @@
 """Tables of selected implementations with reasons and gains, as printed by ``qkv why``.
 
-Measured choices can differ between processes and change the last bits of a result. A run therefore has a table of its
-own, stores its ``snapshot()`` with the weights and calls ``restore()`` when it resumes. Everything else in the process
+Measured choices can differ between processes and change the last bits of a result. Each run therefore has a separate
+table, stores its ``snapshot()`` with the weights and calls ``restore()`` when it resumes. All other code in the process
 shares one table.
 """
 
@@ -31,11 +31,13 @@ class Choice:
     twin: str
     reason: str
     gain: float | None = None
-    """Measured speed-up over torch's default or the other precision; None if not measured or the default fails."""
+    """Measured speed-up over torch's default or over the other precision; None if not measured, or if the default
+    fails.
+    """
 
 
 NOISE = 1.1
-"""Ratio of two single timings below which a difference is regarded as noise."""
+"""Ratio of two single timings below which the difference may be noise."""
 
 CLEAR = 2.0
 """Speed-up below which alternating runs must confirm it, since other load may have slowed one candidate."""
@@ -47,7 +49,7 @@ The second condition is a sign test.
 """
 
 Assumption = Callable[[str, str, Collection[str]], str | None]
-"""(op, case, candidates if they would be timed) -> name of the implementation, or None to decide as usual."""
+"""Function (op, case, candidates if they would be timed) -> name of the implementation, or None to decide as usual."""
 
 
 class ChoiceTable:
@@ -84,7 +86,7 @@ class ChoiceTable:
 
 
 class _AssumedTable(ChoiceTable):
-    """Table that takes each choice from a function ``assumption`` and stores nothing, for cost counts and tests."""
+    """Table that asks the function ``assumption`` for each choice and stores nothing, for cost counts and tests."""
 
     def __init__(self, assumption: Assumption, below: ChoiceTable):
         super().__init__()
@@ -92,7 +94,7 @@ class _AssumedTable(ChoiceTable):
 
     @property
     def stored(self) -> ChoiceTable:
-        """Table that would store choices without the assumption."""
+        """Table in use outside the assumption, which stores choices."""
         return self._below
 
     def choose(self, op: str, case: str, decide: Callable[[], Choice], among: Collection[str]) -> Choice:
@@ -131,7 +133,7 @@ class using:
 
 
 def table() -> ChoiceTable:
-    """Return the table of choices in use: the table of the current run, else the table of the process."""
+    """Return the table of choices in use: the current run's, or outside a run the process's."""
     return _traced if torch.compiler.is_compiling() else _table.get()
 
 
@@ -144,7 +146,7 @@ def assuming(assumption: Assumption) -> using:
 
 
 def by_reference() -> bool:
-    """Return whether a model is being exported, when every operation uses its reference implementation.
+    """Return True while a model is exported; every operation then uses its reference implementation.
 
     In an export, sizes are symbolic, so that no choice can depend on them, and other libraries lack the faster
     operators.
@@ -158,9 +160,9 @@ def chosen(op: str, case: str) -> Choice | None:
 
 
 def choose(op: str, case: str, decide: Callable[[], Choice], among: Collection[str] = ()) -> Choice:
-    """Return the choice for (op, case); call ``decide`` if it has not been made yet.
+    """Return the choice for (op, case); call ``decide`` if there is none yet.
 
-    among: names of the candidates, if ``decide`` measures; a measured choice is also cached for later processes.
+    among: names of the candidates, if ``decide`` measures them; a measured choice is also cached for later processes.
     """
     return table().choose(op, case, decide, among)
 
@@ -179,7 +181,7 @@ def _measured(op: str, case: str, decide: Callable[[], Choice], among: Collectio
 
 
 def fastest(op: str, case: str, plain: str, runs: Mapping[str, Callable[[], object]], what: str) -> Choice:
-    """Time ``runs`` by name and choose the fastest; ``plain`` unless a small speed-up is confirmed by alternating runs.
+    """Time ``runs`` by name and choose the fastest. A small lead over ``plain`` must be confirmed by alternating runs.
 
     ``what``: description of the timed work, for the reason. A candidate that raises RuntimeError is unavailable; if all
     candidates fail, RuntimeError is raised with the error of ``plain``.
@@ -216,11 +218,11 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 def made(op: str, case: str) -> str | None:
-    """Return the name of the implementation chosen for (op, case), ignoring ``assuming``; None if none was chosen."""
+    """Return the name of the implementation chosen for (op, case) outside ``assuming``; None if none was chosen."""
     choice = table().stored.choices.get((op, case))
     return None if choice is None else choice.twin
 
 
 def all_choices() -> list[Choice]:
-    """Return all choices made so far in the current run, or in the process if there is no run, in order."""
+    """Return all choices of the current run, or outside a run of the process, in the order in which they were made."""
     return list(table().stored.choices.values())

@@ -25,7 +25,9 @@ _read: dict[Path, dict[str, dict[str, Any]]] = {}
 
 
 def environment() -> dict[str, Any]:
-    """Return everything else that timings depend on: versions, processor, settings, threads, native libraries."""
+    """Return everything that timings depend on besides op and case: versions, processor, settings, threads, native
+    libraries.
+    """
     try:
         qkv = version("qkv")
     except PackageNotFoundError:  # imported from source, not installed
@@ -56,7 +58,7 @@ def recall(op: str, case: str) -> dict[str, Any] | None:
 
 
 def remember(op: str, case: str, fields: dict[str, Any]) -> None:
-    """Add the choice for (op, case) to the cache file; keep the choices that other processes have added."""
+    """Add the choice for (op, case) to the cache file, and preserve the choices that other processes have added."""
     path = choices_file()
     _read[path] = {**_load(path), _key(op, case): fields}
     with contextlib.suppress(OSError):

@@ -2,8 +2,8 @@
 
 On x86, torch computes fp32 products with MKL, which on some processors reaches less than half of oneDNN's speed. Torch
 uses oneDNN if ``torch.backends.mkldnn.matmul.fp32_precision`` is "bf16". On a processor without matrix units for bf16
-(AMX), oneDNN still computes in full fp32. ``available`` verifies this with numbers that bf16 or tf32 would round; if
-any bit differs, oneDNN is not used.
+(AMX), oneDNN still computes in full fp32. ``available`` verifies this with numbers that bf16 and tf32 would round; if
+any bit of a result differs, oneDNN is not used.
 
 The setting is changed only during single products, since it also affects torch's fused attention, which becomes slower
 for short sequences.

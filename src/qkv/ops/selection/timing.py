@@ -21,7 +21,7 @@ _FEWEST_PAIRS = 5
 class Race:
     """Result of timing several candidates, by name.
 
-    seconds: fastest run of each candidate; failed: error message of each candidate that cannot run.
+    seconds: shortest time of each candidate; failed: error message of each candidate that cannot run.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)

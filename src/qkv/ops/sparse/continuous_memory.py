@@ -23,7 +23,7 @@ from qkv.ops.at_least_single import at_least_single, single_or_wider
 
 Matrix = NDArray[np.float64]
 _POWER = 12
-"""Base-2 logarithm of the number of segments over which the growth of the old signal is measured."""
+"""Base-2 logarithm of the number of contractions over which the growth of the old signal is estimated."""
 
 
 class Fit(NamedTuple):
@@ -55,8 +55,8 @@ class Density(NamedTuple):
 def fit(num_basis: int, width: float, segment: int, samples: int, contraction: float, ridge: float) -> Fit:
     """Compute the matrices of the regression, float64 on the CPU. ``width``: s.
 
-    If repeated contraction would make the old signal grow, as with a small λ and few samples, its map is divided by
-    the growth per segment.
+    If repeated contraction would make the old signal grow, as with a small λ and few samples, the matrix ``kept`` is
+    divided by the growth per segment.
     """
     centres = (np.arange(num_basis) + 0.5) / num_basis
     times, old = (np.arange(segment) + 0.5) / segment, (np.arange(samples) + 0.5) / samples
@@ -138,8 +138,8 @@ def memories(segments: Tensor, fit: Fit) -> Tensor:
     after = [start]
     for new in others:
         after.append(contracted(after[-1], fit) + new)
-    # The memory after the last segment is computed and dropped, so that the maps have a gradient of 0, not None, if a
-    # row has only one segment.
+    # The memory after the last segment is computed and dropped: a row with only one segment then gives the maps a
+    # gradient of 0, not None.
     return F.pad(torch.stack(after, 2)[:, :, :-1], (0, 0, 0, 0, 1, 0))
 
 

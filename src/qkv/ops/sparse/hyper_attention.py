@@ -68,7 +68,7 @@ def chance(seed: int, sizes: tuple[int, int, int], count: int, like: Tensor) -> 
 
 
 def codes(x: Tensor, projections: Tensor) -> Tensor:
-    """Compute c (B, H, N), the index of the signs of x R in Gray code, in which neighbours differ in one sign."""
+    """Compute c (B, H, N), the index of the signs of x R in Gray code: neighbouring codes differ in one sign."""
     signs = (x.detach() @ projections.to(x.dtype)) > 0
     places = signs.cumsum(-1) % 2
     return (places << torch.arange(places.shape[-1] - 1, -1, -1, device=x.device)).sum(-1)

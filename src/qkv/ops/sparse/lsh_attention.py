@@ -45,8 +45,8 @@ class Hashing:
 class RowPositions:
     """Positions and visibility of a batch of rows.
 
-    lengths (B): number of unpadded positions.   positions (B, N).   mask: visibility predicate; ``prefix`` (B): its
-    prefix lengths. given (B, N, N): visible keys, combined with the mask by logical and.
+    lengths (B): number of unpadded positions.   positions (B, N).   mask: visibility predicate.   prefix (B): prefix
+    length of each row.   given (B, N, N): visible keys, combined with the mask by logical and.
     """
 
     lengths: Tensor
@@ -143,7 +143,7 @@ def _visible(row: RowPositions, queries: Tensor, keys: Tensor, there: Tensor) ->
 
 
 def _met(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, itself: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
-    """Attend within chunks; return (outputs (…, n, Dv), log-sum-exp of the scores (…, n)) of n queries.
+    """Compute attention within chunks; return (outputs (…, n, Dv), log-sum-exp of the scores (…, n)) of n queries.
 
     ``itself``: True where key and query are the same position. The output of a query without visible keys is 0.
     """

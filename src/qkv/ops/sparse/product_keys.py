@@ -3,7 +3,7 @@
     s_ij = q₁ · c_i + q₂ · c'_j
 
 Each of the k largest sums has both terms among the k largest terms of their half, since otherwise k sums would be
-larger. So only k² sums are compared instead of n².
+larger. Therefore only k² sums are compared instead of n².
 
     q (…, H, d)   keys (H, 2, n, d / 2)   scores, index (…, H, k), with index i n + j
 """

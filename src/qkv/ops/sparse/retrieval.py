@@ -10,10 +10,12 @@ from torch import Tensor
 
 
 def largest_products(q: Tensor, keys: Tensor, counts: Sequence[int], k: int) -> Tensor:
-    """Return indices (B, H, N, k) of the k largest q · k_j among the first ``counts`` (B) keys; -1 if there are fewer.
+    """Return the indices (B, H, N, k) of the k largest q · k_j among the first ``counts`` (B) keys, -1 if there are
+    fewer.
 
-    q (B, H, N, Dk), keys (B, G, M, Dk), H a multiple of G; query heads of a group are consecutive. Exact up to rounding
-    in fp32 (a flat index); scores are not stored. Without gradients. Raises ``ImportError`` without faiss.
+    q (B, H, N, Dk), keys (B, G, M, Dk), H a multiple of G; query heads of a group are consecutive. Exact up to fp32
+    rounding (faiss's flat index), without storing all scores and without gradients. Raises ``ImportError`` without
+    faiss.
     """
     import faiss
 

@@ -1,6 +1,6 @@
 """Causal attention of a chunk of new positions to all earlier positions and to itself, without a mask tensor.
 
-The N queries attend to the P past keys without a mask, and to their own N keys with the causal mask, in two calls of
+The N queries attend to the P past keys without a mask, and to the N new keys under the causal mask, in two calls of
 torch's fused kernel. The kernel returns outputs O_p and O_o, and log-sum-exps L_p and L_o of each query's scores:
 
     O = w O_p + (1 - w) O_o        w = e^L_p / (e^L_p + e^L_o) = σ(L_p - L_o)

@@ -98,7 +98,7 @@ def _columns(parts: list[slice], device: torch.device) -> Tensor:
 def bands(mask: Mask, num_queries: int, num_keys: int, block: int = BLOCK) -> list[list[slice]]:
     """Return for each block of queries the slices of keys that it may see, in ascending order, for aligned sites.
 
-    The result is cached by mask and sizes: a search over 16,384 positions takes 3 ms.
+    The result is cached by mask and sizes, because the search over 16,384 positions takes 3 ms.
     """
     found = _find_bands.__wrapped__ if torch.compiler.is_compiling() else _find_bands
     return found(mask, num_queries, num_keys, block)

@@ -33,7 +33,8 @@ BLOCK = 256
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block: int = BLOCK) -> Tensor:
     """Compute attention O (B, H, N, Dv); see ``reference`` for the shapes.
 
-    Not for dropout, a soft cap or a gradient of ``problem.added``. ``block``: number of queries and of keys per block.
+    ``block``: number of queries and of keys per block. Supports neither dropout, nor a soft cap, nor a gradient of
+    ``problem.added``.
     """
     groups = q.shape[1] // k.shape[1]
     if groups > 1:

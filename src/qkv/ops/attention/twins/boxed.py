@@ -1,4 +1,4 @@
-"""Attention implementations as custom operators for torch.compile: causal or full self-attention.
+"""Causal or full self-attention as custom operators for torch.compile.
 
 The compiler cannot trace the switch to oneDNN or the loop over blocks, which would break the graph at each layer. A
 custom operator is one opaque node of the graph.

@@ -36,13 +36,15 @@ class Places:
     consecutive: bool
 
     def picked(self) -> Tensor:
-        """Return a mask (B or 1, g): True where ``index`` names a global token, False where it only fills up a row."""
+        """Return a mask (B or 1, g): True where ``index`` names a global token, False where it only fills up a shorter
+        row.
+        """
         return self.chosen.gather(1, self.index)
 
 
 @dataclass(frozen=True)
 class _Shown(Mask):
-    """Mask given as a table (B or 1, 1, N, M)."""
+    """Mask stored as a table (B or 1, 1, N, M)."""
 
     table: Tensor
 
@@ -64,7 +66,7 @@ def place(chosen: Tensor, count: int, sites: Sites, consecutive: bool) -> Places
 
 
 def _scores(q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, *others: object) -> Unseen:
-    """Declare costs for the cost count: pairs that are computed, but neither in a window nor global, are hidden."""
+    """Declare the costs of a call: pairs that are computed although neither in a window nor global count as hidden."""
     rows, count, chosen = q.shape[:2].numel(), q.shape[2], places.index.shape[1]
     pair = 2 * rows * (q.shape[3] + v.shape[3])
     near = [min(count, i + window + 1) - max(0, i - window) for i in range(count)]

@@ -5,7 +5,7 @@
 t: k-th largest score; ε: rounding tolerance.
 
 A sort breaks ties by memory order, and rounding makes equal products differ, depending on the rest of the batch.
-Without this rule, splitting a sequence would change which keys are selected.
+Without this rule, different keys would be selected when a sequence is split into several calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def largest(scores: Tensor, k: int, positions: Tensor) -> Tensor:
     """Return the indices of the k largest scores of each query, (B, H, N, k).
 
     scores (B, H, N, M), hidden keys at -inf; positions (B or 1, M) of the keys. A query with fewer than k visible keys
-    gets indices of hidden keys for the rest.
+    gets indices of hidden keys, too.
     """
     found, places = scores.topk(min(k + 1, scores.shape[-1]))
     if found.shape[-1] == k:
@@ -35,7 +35,7 @@ def largest(scores: Tensor, k: int, positions: Tensor) -> Tensor:
     if scores.is_meta:  # a meta tensor has no values: assume no ties
         return places
     decoding = scores.shape[2] == 1 and scores.device.type != "cpu"
-    if torch.compiler.is_compiling() or decoding:  # branches on data cannot be traced, and wait for the device
+    if torch.compiler.is_compiling() or decoding:  # data-dependent branches cannot be traced, and wait for the device
         return torch.where(tied[..., None], _by_position(scores, at, least, slack, k), places)
     if bool(tied.any()):
         places = places.masked_scatter(

@@ -25,9 +25,9 @@ Attend = Callable[[Tensor, Tensor, Tensor, AttentionProblem], Tensor]
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, attend: Attend) -> Tensor:
-    """Compute attention O (B, H, N, Dv) with ``problem.sink`` by ``attend``, which has no sink; see ``reference``.
+    """Compute attention O (B, H, N, Dv) with ``problem.sink`` by ``attend``, an implementation without sinks.
 
-    Not for ``top_k`` or a soft cap, which would apply to the sink.
+    See ``reference`` for the shapes. Supports neither ``top_k`` nor a soft cap, which would apply to the sink, too.
     """
     if q.shape[2] == 0:
         return attend(q, k, v, replace(problem, sink=None))
@@ -102,7 +102,9 @@ def _later(sites: Sites) -> Sites:
 
 
 def _seen_by_all(problem: AttentionProblem) -> Mask:
-    """Return the mask for shifted positions, with key 0 visible to all; full and causal masks stay as they are."""
+    """Return the mask for shifted positions, with key 0 visible to all queries; full and causal masks need no
+    change.
+    """
     aligned, sites = problem.sites.aligned, problem.sites
     if aligned and problem.mask.sees_all(sites.span()):
         return Full()

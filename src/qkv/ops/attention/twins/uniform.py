@@ -19,7 +19,7 @@ from qkv.ops.selection.choices import by_reference
 def uniform(v: Tensor, problem: AttentionProblem) -> Tensor:
     """Compute the mean O of the visible values, in linear time for a causal mask.
 
-    Of ``problem``, only mask and sites are read. The mask must be the same for all heads.
+    Only mask and sites of ``problem`` are used. The mask must be the same for all heads.
     """
     sites = problem.sites
     if not by_reference() and sites.aligned and sites.query.shape[1] == v.shape[2] and is_causal_here(problem):
