@@ -98,9 +98,7 @@ class ResidualPostNorm(PreNorm):
 
 
 class Parallel(Slot):
-    """Parallel branch: all branches of the block read the same input x, after one norm in ``Block`` or a norm per
-    branch.
-    """
+    """Parallel branch: all branches of a block read the same x, after one norm in ``Block`` or a norm per branch."""
 
     def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
         super().__init__(block, j, width, name, memory_width)

@@ -11,9 +11,7 @@ from qkv.spec.model import Queries as QueriesSpec
 
 
 class Queries(nn.Module):
-    """Output queries (B, Q, D) made of position embeddings: one per input position, or ``count`` per row (Perceiver
-    IO).
-    """
+    """Output queries (B, Q, D), position embeddings: one per input position, or ``count`` per row (Perceiver IO)."""
 
     def __init__(self, part: QueriesSpec, width: int, context_length: int):
         super().__init__()

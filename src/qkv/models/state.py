@@ -25,9 +25,7 @@ class State(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Result of ``decode``: logits (M, V) after each of the M new tokens of all rows, row by row, and the next
-    state.
-    """
+    """Result of ``decode``: logits (M, V) after each of the M new tokens of all rows, row by row; next state."""
 
     logits: Tensor
     state: State

@@ -195,9 +195,7 @@ class Transformer(Stack):
         ]
 
     def share_losses(self, share: float) -> None:
-        """Set the share of a training step's targets that the next batch has; it weights auxiliary losses of
-        branches.
-        """
+        """Set the next batch's share of a training step's targets, which weights auxiliary losses of branches."""
         for branch in self.every_branch:
             branch.loss_share = share
 
@@ -334,9 +332,7 @@ class Transformer(Stack):
         tap: Tap | None = None,
         memory: Memory | Memories | None = None,
     ) -> tuple[Tensor, State | None]:
-        """Return (input vectors of the head (B, N, D), next state). With latents or queries, N is the number of
-        these.
-        """
+        """Return (input vectors of the head (B, N, D), next state). N: number of positions, latents or queries."""
         x, _, state = self._read(Signal.of(signal), state, tap, memory)
         return x, state
 

@@ -51,9 +51,7 @@ class WidePath(Declared):
         """Compute outputs (B, C) from the features of each row. Raises ``UserError`` if the signal has no features."""
 
     def random(self, signal: Signal, generator: torch.Generator) -> Signal:
-        """Return a copy of the front end's random ``signal`` with random features for the wide path, for
-        measurements.
-        """
+        """Return a copy of the front end's random ``signal`` with random features for this path, for measurements."""
         return signal
 
     @property

@@ -36,9 +36,7 @@ def plain_inference(x: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Activation:
-    """Activation function φ. ``name``: its name in ``INPUTS``; ``plain``: torch's function, which supports
-    gradients.
-    """
+    """Activation function φ. ``name``: its name in ``INPUTS``; ``plain``: torch's function, which has gradients."""
 
     name: str
     plain: Callable[[Tensor], Tensor]

@@ -40,9 +40,7 @@ class Span(NamedTuple):
 
 
 class Mask:
-    """Base class of mask predicates. Two bounds for whole blocks (``may_see``, ``sees_all``) allow work to be
-    skipped.
-    """
+    """Base class of mask predicates. ``may_see`` and ``sees_all`` are bounds for whole blocks, which save work."""
 
     def allowed(self, grid: Grid) -> Tensor:
         """Return booleans that broadcast to (B, H, N, M): True where the query sees the key."""
@@ -136,9 +134,7 @@ class Strided(Mask):
 
 @dataclass(frozen=True)
 class Fixed(Mask):
-    """Mask that shows the keys in the query's block of ``stride`` keys, and the last ``summary`` keys of every
-    block.
-    """
+    """Mask that shows the keys in the query's block of ``stride``, and the last ``summary`` keys of every block."""
 
     stride: int
     summary: int = 1
@@ -150,9 +146,7 @@ class Fixed(Mask):
 
 @dataclass(frozen=True)
 class Blocks(Mask):
-    """Mask that shows the keys in the query's block of ``size`` keys, in ``back`` blocks before and ``ahead`` blocks
-    after.
-    """
+    """Mask that shows the keys in the query's block of ``size``, in ``back`` blocks before and ``ahead`` after it."""
 
     size: int
     back: int = 0

@@ -54,7 +54,7 @@ def limit_threads() -> None:
 
 
 def _cores() -> int:
-    """Return the number of CPUs that the process may run on (affinity); the number of all CPUs if the system has no
+    """Return the number of CPUs that the process may run on (affinity), or of all CPUs if the system has no
     affinity.
     """
     counted = getattr(os, "process_cpu_count", None)  # Python 3.13

@@ -27,8 +27,8 @@ class Adapting:
         self.part = part
 
     def add(self, model: nn.Module) -> None:
-        """Add the adapters of this selection, if it has any, to ``model`` in place; torch's default generator draws
-        their weights.
+        """Add the adapters of this selection, if any, to ``model`` in place; torch's default generator draws the
+        weights.
         """
 
     def learning(self, model: Transformer, names: list[str]) -> set[str]:
@@ -69,9 +69,7 @@ class Last(Adapting):
 
 @implements(spec.LoRA)
 class LoRA(Adapting):
-    """Selection of the low-rank matrices beside linear layers, and of all parameters of a head that does not predict
-    tokens.
-    """
+    """Selection of low-rank matrices beside linear layers, and of the whole head if it does not predict tokens."""
 
     part: spec.LoRA
 
@@ -162,9 +160,7 @@ def matching(patterns: Iterable[str], names: Iterable[str], key: str) -> set[str
 
 
 def meets(pattern: str, name: str) -> bool:
-    """Return True if ``pattern`` matches ``name``: ``*`` matches any text; the path of a module matches all names below
-    it.
-    """
+    """Return True if ``pattern`` matches ``name``: ``*`` is any text, a module's path matches all names below it."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 

@@ -23,9 +23,7 @@ from qkv.system.errors import UserError
 _TABLES = ((TextFrontend, "table"), (LanguageModelHead, "weight"))
 """Pairs (module class, attribute) that can hold a quantised matrix, besides linear layers."""
 _PLAIN = (Linear, nn.Linear)
-"""Classes of linear layers that are replaced. Subclasses are not replaced, because they use their weights
-differently.
-"""
+"""Classes of linear layers that are replaced; subclasses use their weights differently and are not."""
 _LEAST = 8
 """Minimum number of bits of a table: errors in an embedding or output matrix are not averaged over other layers."""
 

@@ -67,9 +67,7 @@ def _settle(model: nn.Module, holders: Counter[int]) -> None:
 
 
 def _places(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, str, Tensor]]:
-    """Yield (dictionary of the module, path, name, tensor) for each parameter and buffer; a tied tensor once per
-    path.
-    """
+    """Yield (module's dictionary, path, name, tensor) for each parameter and buffer; a tied tensor once per path."""
     for path, module in model.named_modules():
         for owner in (module._parameters, module._buffers):
             yield from (

@@ -37,9 +37,7 @@ class Transferred(NamedTuple):
 
 
 def transplant(old: nn.Module, new: nn.Module) -> list[Transferred]:
-    """Copy the weights of ``old`` into ``new`` where they fit, in place; return one record per tensor, one if it is
-    tied.
-    """
+    """Copy the weights of ``old`` into ``new`` where they fit, in place; return one record per tensor."""
     theirs, before, after = old.state_dict(), layouts(old), layouts(new)
     found, seen = [], set[int]()
     for name, own in new.state_dict(keep_vars=True).items():

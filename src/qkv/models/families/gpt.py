@@ -9,9 +9,7 @@ from qkv.spec.model import Block, Model, Text
 def gpt(
     width: int, num_layers: int, num_heads: int, context_length: int, dropout: float = 0.0, vocab_size: int = 50257
 ) -> Model:
-    """Return the spec of a pre-norm decoder with 4 · ``width`` hidden features; GPT-2's vocabulary has 50,257
-    tokens.
-    """
+    """Return the spec of a pre-norm decoder with 4 · ``width`` hidden features; ``vocab_size``: by default GPT-2's."""
     branches = (Attention(num_heads=num_heads, dropout=dropout), FeedForward(hidden=4 * width, activation="gelu_tanh"))
     return Model(
         width=width,
@@ -23,9 +21,7 @@ def gpt(
 
 
 def gpt2() -> Model:
-    """Return the spec of GPT-2 small (2019): width 768, 12 layers, 12 heads, 1,024 positions, 124,439,808
-    parameters.
-    """
+    """Return the spec of GPT-2 small (2019): width 768, 12 layers, 12 heads, 1,024 positions, 124,439,808 weights."""
     return gpt(width=768, num_layers=12, num_heads=12, context_length=1024, dropout=0.1)
 
 

@@ -13,9 +13,7 @@ PRESETS: dict[str, Callable[[], Model]] = {"base": base, "big": big, "gpt2": gpt
 
 
 def preset(name: str) -> Model:
-    """Return the spec of the published model ``name``, such as "gpt2". Raises ``UserError`` that suggests the nearest
-    name.
-    """
+    """Return the spec of a published model, such as "gpt2". Raises ``UserError`` that suggests the nearest name."""
     if name not in PRESETS:
         raise UserError(f"there is no preset {name!r}; {nearest(name, PRESETS)}")
     return PRESETS[name]()

@@ -13,9 +13,7 @@ from qkv.spec.parts import NoNorm, Sinusoidal
 
 
 def vanilla(width: int, num_layers: int, num_heads: int, hidden: int, dropout: float, vocab_size: int = 37000) -> Model:
-    """Return the spec of a post-norm decoder with 512 positions; the paper's English–German vocabulary has 37,000
-    tokens.
-    """
+    """Return the spec of a post-norm decoder with 512 positions. The paper's vocabulary has 37,000 tokens."""
     block = Block(
         branches=(Attention(num_heads=num_heads), FeedForward(hidden=hidden, activation="relu")),
         order="post",

@@ -40,9 +40,7 @@ def promised() -> object | None:
 
 
 def changed() -> None:
-    """Report that tensors of a model were replaced although a promise is in force; cached steps are then checked
-    again.
-    """
+    """Report that tensors of a model were replaced in spite of a promise; cached steps are then checked again."""
     now = _current.get()
     if now is not None:
         now.state = object()

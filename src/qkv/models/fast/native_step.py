@@ -87,9 +87,7 @@ class NativeStep:
         return ""
 
     def current(self, parts: Sequence[nn.Module]) -> bool:
-        """Return True if the steps were built from ``parts``, and ``parts`` still have the same submodules and
-        tensors.
-        """
+        """Return True if the steps were built from ``parts``, and these still have the same submodules and tensors."""
         return all(map(operator.is_, self._parts, parts)) and self.fingerprint.current()
 
     def takes(self, state: Sequence[Any]) -> bool:

@@ -32,9 +32,7 @@ from qkv.system.optional import turned_off
 
 
 class Recorded(Protocol):
-    """Recorded kernels of a function without arguments; ``replay`` runs them on the current data at the same
-    addresses.
-    """
+    """Recorded kernels of a function without arguments; ``replay`` runs them on the data now at the same addresses."""
 
     def replay(self) -> Tensor:
         """Run the kernels; return the output of the function, at the same address each time."""

@@ -87,7 +87,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def update(self, z: Tensor, ids: Tensor) -> None:
-        """Update the moving averages with the vectors z (T, d) of a batch; ``ids`` (T): indices of their nearest
+        """Update the moving averages with the vectors z (T, d) of a batch; ``ids`` (T): indices of the nearest
         codes.
         """
         z, share = z.to(self.sums.dtype), 1 - self.decay
@@ -142,9 +142,7 @@ class CodebookDecoder(Head):
         return self.reconstructed(x).pixels
 
     def reconstructed(self, x: Tensor) -> Reconstruction:
-        """Quantise and decode vectors x (B, N, D). Gradients with respect to the codes pass to z unchanged
-        (straight-through).
-        """
+        """Quantise and decode vectors x (B, N, D); gradients pass from the codes to z unchanged (straight-through)."""
         codes = self.codebook(self.map(x))
         return Reconstruction(self.decoded(codes.z + (codes.q - codes.z).detach()), codes)
 

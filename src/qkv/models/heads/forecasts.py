@@ -147,9 +147,7 @@ class _Distribution(Forecast):
         return torch.stack(found, -1)
 
     def shape(self, errors: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
-        """Fit the scale (H) and any further parameters to errors (N, H) around 0; variance (H): mean of the squared
-        errors.
-        """
+        """Fit the scale (H) and any further parameters to errors (N, H) around 0; variance (H): mean squared errors."""
         return (variance.sqrt(),)
 
     def standard(self, outputs: Tensor) -> Tensor:

@@ -48,15 +48,11 @@ class Head(Declared):
 
     @abstractmethod
     def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        """Compute outputs from vectors x (B, N, D); ``lengths`` (B): unpadded positions of each row, None without
-        padding.
-        """
+        """Compute outputs from vectors x (B, N, D); ``lengths`` (B): unpadded positions, None without padding."""
 
     @abstractmethod
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
-        """Draw random targets on the CPU for ``rows`` rows of ``length`` positions, for measurements of speed and
-        memory.
-        """
+        """Draw random targets on the CPU for ``rows`` rows of ``length`` positions, to measure speed and memory."""
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the loss, summed over targets; by default ``cross_entropy`` over the last axis of the outputs."""
@@ -259,9 +255,7 @@ class CRFTagger(Tagger):
         return Transitions(*(at_least_single(scores) for scores in (self.between, self.start, self.end)))
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Return -log p(targets | outputs) of the chain of positions with targets >= 0, summed over rows; no
-        smoothing.
-        """
+        """Return -log p(targets | outputs) of the chain of targets >= 0, summed over rows; no smoothing."""
         order, lengths = _first(targets >= 0)
         emissions = _ordered(at_least_single(outputs), order)
         classes = targets.gather(1, order).clamp(min=0)
@@ -276,9 +270,7 @@ class CRFTagger(Tagger):
 
 
 def _first(asked: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (order of positions (B, N), positions where ``asked`` (B, N) is True first; their number in each row
-    (B)).
-    """
+    """Return (order of positions (B, N) with those where ``asked`` is True first, number of these in each row (B))."""
     return asked.logical_not().long().argsort(dim=1, stable=True), asked.sum(1)
 
 

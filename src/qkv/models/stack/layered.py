@@ -44,9 +44,7 @@ class Layered(Declared):
     depth_average: DepthAverage | None
     reversible = False
     recompute = False
-    """Whether blocks use activation checkpointing: recompute their activations in the backward pass, except with a
-    tap.
-    """
+    """Whether the backward pass recomputes each block's activations (activation checkpointing); not with a tap."""
 
     def lay(self, spec: LayeredSpec, width: int, name: str, memory_width: int | None = None) -> None:
         """Build blocks and norm; ``name``: path of the blocks in the model, such as "encoder.blocks".
@@ -125,17 +123,15 @@ class Layered(Declared):
         return tuple(tuple(begun(slot.body, i) for slot in block.branches) for i, block in enumerate(self.walked))  # type: ignore[union-attr]
 
     def read(self, x: Tensor, context: Context, state: Sequence[Any] | None = None) -> tuple[Tensor, Any]:
-        """Read positions; return (vectors (B, N, D) after the last block and the norm, next state of the blocks or
-        None).
-        """
+        """Read positions; return (vectors (B, N, D) after the last block and the norm, next state or None)."""
         if state is None:
             return self.norm(self.last(x, context), context), None
         return self.read_on(x, context, state)
 
     @after_runners
     def read_on(self, x: Tensor, context: Context, state: Sequence[Any]) -> tuple[Tensor, Sequence[Any]]:
-        """Read new positions after ``state``; return (vectors (B, N, D) after the last block and the norm, next
-        state).
+        """Read new positions; return (vectors (B, N, D) after the last block and the norm, next state of the
+        blocks).
         """
         after = []
         for y, block_state in self.through(x, context, state):

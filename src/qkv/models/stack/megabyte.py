@@ -143,9 +143,7 @@ class Megabyte(Segmentation):
         return picked(found, places), PatchState(blocks, patches, now.current(signals), now.current(values))
 
     def _signals(self, values: Tensor, now: _Call, context: Context, state: PatchState) -> tuple[Tensor, Any]:
-        """Return (outputs of the global blocks for the current and later patches (B, M + 1, P, D), state of these
-        blocks).
-        """
+        """Return (outputs of the global blocks for current and later patches (B, M + 1, P, D), their next state)."""
         batch, known, patches = values.shape[0], state.signal[:, None], state.patches
         read = [begins + full for begins, full in zip(now.begins, now.full, strict=True)]
         if count := max(read):
@@ -205,9 +203,7 @@ class _Call:
 
 
 def _rest(local: Tensor, now: _Call, context: Context, stack: Layered, blocks: Any) -> tuple[Tensor, Any]:
-    """Run the local blocks on the rest of the current patch; return (outputs (B, W, D), next state of the local
-    blocks).
-    """
+    """Run the local blocks on the rest of the current patch; return (outputs (B, W, D), next state)."""
     count = max(now.taken)
     if not count:
         return local[:, :0], blocks
@@ -217,9 +213,7 @@ def _rest(local: Tensor, now: _Call, context: Context, stack: Layered, blocks: A
 
 
 def _patches(local: Tensor, now: _Call, context: Context, stack: Layered, blocks: Any) -> tuple[Tensor, Any]:
-    """Run the local blocks on the later patches (B, M, P, D); return (outputs (B, M P, D), next state of the local
-    blocks).
-    """
+    """Run the local blocks on the later patches (B, M, P, D); return (outputs (B, M P, D), next state)."""
     batch, count = local.shape[:2]
     if not count:
         return local.flatten(1, 2), blocks

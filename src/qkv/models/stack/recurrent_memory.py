@@ -22,9 +22,7 @@ from qkv.state.tree import join, rows
 
 
 class Carried(NamedTuple):
-    """Decoding state: state of ``blocks`` in the current segment, empty at its start, and the memory (B, M, D) it
-    reads.
-    """
+    """Decoding state: state of ``blocks`` in the current segment, and the memory (B, M, D) that the segment reads."""
 
     blocks: Any
     memory: Tensor
@@ -95,9 +93,7 @@ class RecurrentMemory(Segmentation):
         return row, Context(arrival.positions, arrival.lengths, arrival=arrival, tap=context.tap)
 
     def _written(self, memory: Tensor, y: Tensor, now: _Segment) -> Tensor:
-        """Return the next memory (B, M, D): the last M outputs of y in rows whose segment ends, else the same
-        memory.
-        """
+        """Return the next memory (B, M, D): the last M outputs of y in rows whose segment ends, else ``memory``."""
         if not any(now.ends):
             return memory
         steps = torch.arange(self.part.num_memory, device=y.device)

@@ -45,9 +45,7 @@ def through_reversible(slots: Slots, x: Tensor) -> Tensor:
 
 
 class _Surroundings:
-    """Autocast settings, table of choices and random-number state of the forward pass, restored for the
-    recomputation.
-    """
+    """Autocast settings, table of choices and random-number state of the forward pass, for the recomputation."""
 
     def __init__(self, x: Tensor, random: bool):
         self.kind, self.table = x.device.type, table()
@@ -56,8 +54,8 @@ class _Surroundings:
         self.states = (torch.get_rng_state(), *get_device_states(x)) if random else None
 
     def precision(self) -> AbstractContextManager[Any]:
-        """Return a context manager that sets autocast as in the forward pass, without a weight cache: each graph needs
-        its own casts.
+        """Return a context manager for the forward pass's autocast, without weight cache: each graph needs its own
+        casts.
         """
         if not torch.amp.is_autocast_available(self.kind):
             return nullcontext()
@@ -65,9 +63,7 @@ class _Surroundings:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Context manager: set the random-number state of the forward pass inside; restore the current one at the
-        end.
-        """
+        """Context manager: set the random-number state of the forward pass; at the end, restore the current one."""
         with self.precision(), using(self.table):
             if self.states is None:
                 yield

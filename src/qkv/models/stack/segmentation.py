@@ -48,9 +48,7 @@ class Segmentation(Declared):
         return self.own_bytes(length, batch) + sum(b.state_bytes(self.part.row_positions, batch) for b in branches)
 
     def own_bytes(self, length: int, batch: int) -> int:
-        """Return the bytes of the state of ``batch`` rows after ``length`` positions, without the state of the model's
-        branches.
-        """
+        """Return the bytes of the state of ``batch`` rows after ``length`` positions, without the model's branches."""
         raise NotImplementedError
 
     def room(self, length: int) -> int:
@@ -58,9 +56,7 @@ class Segmentation(Declared):
         return slots_for(length)
 
     def read(self, x: Tensor, context: Context, stack: Layered, state: Any) -> tuple[Tensor, Any]:
-        """Run ``stack`` on rows x (B, N, D) of one document each; return (vectors (B, N, D) after its norm, next
-        state).
-        """
+        """Run ``stack`` on rows x (B, N, D) of one document; return (vectors (B, N, D) after its norm, next state)."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, context: Context, stack: Layered, state: Any = None) -> tuple[Tensor, Any]:

@@ -1,6 +1,4 @@
-"""Selection of the implementation of additive attention; memory is projected in a step of its own, once per
-sequence.
-"""
+"""Additive attention in two steps, so that memory is projected only once per sequence, and its implementation."""
 
 from __future__ import annotations
 

@@ -49,9 +49,7 @@ def _seen(mask: Mask, queries: Tensor, keys: slice, length: int) -> int:
 
 
 def scores(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Unseen:
-    """Return the costs of an attention call for ``declares``; shapes as in ``reference``. Sites are taken to be
-    aligned.
-    """
+    """Return the costs of an attention call for ``declares``; shapes as in ``reference``. Sites count as aligned."""
     rows, num_queries, num_keys = q.shape[:2].numel(), q.shape[2], k.shape[2]
     pair, every = 2 * rows * (q.shape[3] + v.shape[3]), num_queries * num_keys
     mask, full = problem.mask, problem.sites.full

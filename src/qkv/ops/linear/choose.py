@@ -30,9 +30,7 @@ _SMALLEST_TRAINED = 1 << 15
 _SMALL = 1 << 17
 _FEW_ROWS = 64
 _LARGE = 1 << 28
-"""Number of multiplications from which a product counts as "many rows, large": operands exceed the processor's
-caches.
-"""
+"""Number of multiplications from which a product is "many rows, large": operands exceed the processor's caches."""
 _ON_COLD_ROWS = 8
 """Number of rows up to which a product spends most of its time on reading the weights from memory."""
 # (rows, inner width, outer width) of the sample that is timed for each case.
@@ -183,9 +181,7 @@ def _each(
 def _chain(
     twin: Callable[[Tensor, Tensor, Tensor | None], Tensor], x: Tensor, weights: list[Tensor]
 ) -> Callable[[], object]:
-    """Return a function to be timed, which applies ``weights`` to x in sequence with ``twin``, and computes
-    gradients.
-    """
+    """Return a function to be timed, which applies ``weights`` to x in sequence and computes gradients."""
     x, weights = x.detach().requires_grad_(), [weight.detach().requires_grad_() for weight in weights]
 
     def run() -> None:

@@ -23,9 +23,7 @@ _CLEAR = 3.0
 
 
 def autocast(asked: str, device: torch.device) -> torch.autocast:
-    """Return an autocast context in which matrix products have the precision ``runs_in(asked, device)``; weights stay
-    fp32.
-    """
+    """Return an autocast context for matrix products in the precision ``runs_in(asked, device)``; weights stay fp32."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=runs_in(asked, device) == "bf16")
 
 

@@ -1,6 +1,4 @@
-"""Splitting of sequences into chunks, and products of decays within chunks, for recurrent states with decay and
-resets.
-"""
+"""Sequences in chunks, and products of decays within chunks, for recurrent states with decay and resets."""
 
 from __future__ import annotations
 

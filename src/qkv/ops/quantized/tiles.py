@@ -18,9 +18,7 @@ from qkv.ops.selection.choices import Choice, choose, chosen, fastest
 
 _OP = "native product"
 _ROWS = {16: {1: (1, 8, 32)}, 8: {2: (4,), 8: (16,)}, 4: {2: (4,), 8: (16,)}}
-"""By bits of the weights: {minimum number of rows for which a choice is valid: numbers of rows that are timed for
-it}.
-"""
+"""By bits of the weights: {minimum number of rows of a choice: numbers of rows that are timed for it}."""
 _INNER, _OUTER, _WEIGHTS = 768, 3072, 4
 
 

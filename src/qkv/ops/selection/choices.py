@@ -31,9 +31,7 @@ class Choice:
     twin: str
     reason: str
     gain: float | None = None
-    """Measured speed-up over torch's default or over the other precision; None if not measured, or if the default
-    fails.
-    """
+    """Measured speed-up over torch's default or the other precision; None if not measured or if the default fails."""
 
 
 NOISE = 1.1

@@ -25,9 +25,7 @@ _read: dict[Path, dict[str, dict[str, Any]]] = {}
 
 
 def environment() -> dict[str, Any]:
-    """Return everything that timings depend on besides op and case: versions, processor, settings, threads, native
-    libraries.
-    """
+    """Return what timings depend on besides op and case: versions, processor, settings, threads, native libraries."""
     try:
         qkv = version("qkv")
     except PackageNotFoundError:  # imported from source, not installed

@@ -30,9 +30,7 @@ def shifted(x: Tensor, sizes: tuple[int, ...], leading: int = 0, real: Tensor | 
 
 
 def _moved(x: Tensor, axis: int, previous: bool, real: Tensor | None) -> Tensor:
-    """Return the features of the previous or next cell along ``axis``; at the border, the cell's features
-    themselves.
-    """
+    """Return the features of the previous or next cell along ``axis``; at the border, those of the cell itself."""
     if real is None:
         return _neighbour(x, axis, previous)
     return torch.where(_neighbour(real, axis, previous)[..., None], _neighbour(x, axis, previous), x)

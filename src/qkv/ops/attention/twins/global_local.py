@@ -36,7 +36,7 @@ class Places:
     consecutive: bool
 
     def picked(self) -> Tensor:
-        """Return a mask (B or 1, g): True where ``index`` names a global token, False where it only fills up a shorter
+        """Return a mask (B or 1, g): True where ``index`` names a global token, False where it fills up a shorter
         row.
         """
         return self.chosen.gather(1, self.index)

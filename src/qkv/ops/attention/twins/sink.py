@@ -102,9 +102,7 @@ def _later(sites: Sites) -> Sites:
 
 
 def _seen_by_all(problem: AttentionProblem) -> Mask:
-    """Return the mask for shifted positions, with key 0 visible to all queries; full and causal masks need no
-    change.
-    """
+    """Return the mask for shifted positions: all queries see key 0; full and causal masks need no change."""
     aligned, sites = problem.sites.aligned, problem.sites
     if aligned and problem.mask.sees_all(sites.span()):
         return Full()
