@@ -111,7 +111,7 @@ def test_joined_positions_have_to_be_known_and_whole() -> None:
     with pytest.raises(UserError, match=r"model\.head\.positions is unknown"):
         build(Model(head=ForecastHead(over="flatten"), frontend=Text(vocab_size=4)))
     head = build_head(ForecastHead(over="flatten", positions=3), 4, None)
-    with pytest.raises(UserError, match="the head joins 3 positions and is given 2"):
+    with pytest.raises(UserError, match="the head reads 3 positions, but the input has 2"):
         head(torch.zeros(1, 2, 4), None)
 
 

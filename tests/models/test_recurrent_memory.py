@@ -212,7 +212,7 @@ def test_hashed_attention_is_exact_if_a_segment_and_its_memory_are_one_chunk() -
 
 def test_visible_keys_are_refused() -> None:
     m = built(carrying())
-    with pytest.raises(UserError, match=r"a table of visible keys .* that 'recurrent_memory' reads one after"):
+    with pytest.raises(UserError, match=r"a table of visible keys .* which 'recurrent_memory' reads in segments"):
         m(Signal(ids(1, 3), visible=torch.ones(1, 3, 3, dtype=torch.bool)))
 
 
