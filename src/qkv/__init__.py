@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from qkv.api.functions import evaluate as evaluate
     from qkv.api.functions import evaluate_choices as evaluate_choices
     from qkv.api.functions import explain as explain
+    from qkv.api.functions import export as export
     from qkv.api.functions import generate as generate
     from qkv.api.functions import generate_images as generate_images
     from qkv.api.functions import load as load
@@ -75,6 +76,7 @@ _HOMES = {
     "evaluate": "qkv.api.functions",
     "evaluate_choices": "qkv.api.functions",
     "explain": "qkv.api.functions",
+    "export": "qkv.api.functions",
     "find_recipe": "qkv.api.recipes",
     "generate": "qkv.api.functions",
     "generate_images": "qkv.api.functions",

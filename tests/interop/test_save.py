@@ -84,6 +84,24 @@ def test_the_export_says_what_it_is_and_overwrites_nothing(
     assert all(torch.equal(second[name], tensor) for name, tensor in first.items())
 
 
+def test_the_function_exports_as_the_command_does(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = qkv.export(qkv.load(run), tmp_path / "half", dtype="bf16")
+    assert main(["export", str(run), "--out", str(tmp_path / "again"), "--dtype", "bf16"]) == 0
+    assert capsys.readouterr() == (f"{tmp_path / 'again'}: {done.summary}\n", "")
+    assert (done.place, done.notes) == (tmp_path / "half", ())
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "half" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    with pytest.raises(qkv.UserError, match="half is not empty; name another folder with out"):
+        qkv.export(run, tmp_path / "half")
+    with pytest.raises(qkv.UserError, match=r"^dtype bf16: an ONNX file is written in fp32"):
+        qkv.export(run, tmp_path / "b", format="onnx", dtype="bf16")
+    beside = qkv.export(run, check=False)
+    assert beside.place == run.with_name("run-hf")
+    assert "not compared with the transformers library, as asked" in beside.summary
+
+
 def test_the_commands_say_what_a_folder_is_and_where_a_tensor_lives(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from qkv.generation.decode.speculate import Speculator
     from qkv.models.transformer import Transformer
     from qkv.runs.evaluation import Figures
+    from qkv.runs.export import Exported
     from qkv.runs.quantize import QuantizedRun
     from qkv.runs.run import Run
     from qkv.spec.generation import Measure
@@ -161,6 +162,34 @@ def quantize(
     name = Path(run).name if isinstance(run, (str, Path)) else run.folder.name
     folder = folder_of(f"{name}-{bits}bit", False) if out is None else out
     return quantize_run(run, folder, bits, group, None if data is None else str(data), batches, copy)
+
+
+@with_usual_settings
+def export(
+    run: Run | str | Path,
+    out: str | Path | None = None,
+    format: str = "hf",
+    dtype: str | None = None,
+    check: bool | None = None,
+    copy: bool = False,
+) -> Exported:
+    """Export a run, or a published checkpoint, in a format that other libraries open, such as ``export("runs/my",
+    format="gguf", dtype="q8_0")``.
+
+    ``format``: "hf", a folder in Hugging Face format; "gguf", a file of llama.cpp; "peft", only the adapter of a run
+    trained with one; "onnx". ``out``: new folder, or file for "gguf", by default beside the run. ``dtype``: precision
+    of the weights ("fp32", "bf16", "fp16"; "gguf" also "q8_0" and "q4_0"), by default unchanged. ``check``: open the
+    result with the transformers library, or llama.cpp, and compare logits; by default for models up to 2 GiB in fp32.
+    ``copy``: as for ``load``.
+
+    The result holds the ``place``, a ``summary`` and ``notes`` on what was left out. Raises ``UserError``; see
+    ``qkv.runs.export.export``.
+    """
+    from qkv.runs.export import choose_place
+    from qkv.runs.export import export as export_run
+
+    source = Path(run) if isinstance(run, (str, Path)) else run.folder
+    return export_run(source, choose_place(source, out, format, dtype), format, dtype, check, copy)
 
 
 @with_usual_settings
