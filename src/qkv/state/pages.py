@@ -34,7 +34,7 @@ class PageSizes(NamedTuple):
 
     @property
     def keys(self) -> int:
-        """Number of elements of the keys of a page; the values follow."""
+        """Number of elements that the keys of a page take; the values follow them."""
         return self.heads * self.positions * self.widths[0]
 
     @property
@@ -78,13 +78,13 @@ class _Row:
             page.holders += 1
 
     def release(self) -> None:
-        """Drop one reference to the row; without further references, drop its pages, too."""
+        """Remove one reference to the row; when none is left, release its pages."""
         self.holders -= 1
         if not self.holders:
             self.shorten(0)
 
     def shorten(self, count: int) -> None:
-        """Drop all but the first ``count`` pages."""
+        """Release all pages after the first ``count``."""
         for page in self.pages[count:]:
             page.holders -= 1
         del self.pages[count:]
@@ -102,7 +102,7 @@ class Paged(Store):
 
     @classmethod
     def instead(cls, store: Dense) -> Paged:
-        """Create an empty paged store with as many rows, heads and features as an empty dense store."""
+        """Create an empty paged store with the rows, heads and features of ``store``, an empty dense store."""
         (rows, heads, _, width), value_width = store.keys.shape, store.values.shape[3]
         sizes = PageSizes(heads, (width, value_width), PAGE)
         return cls(sizes, store.keys.new_empty(0), [_Row() for _ in range(rows)])
@@ -207,7 +207,7 @@ class Paged(Store):
 
     @property
     def full(self) -> list[MemoryPage]:
-        """All pages of each row except the last; the last may have room, and the others are no longer written to."""
+        """Full pages, which are never written to again: all pages of each row except its last."""
         return [page for row in self._rows for page in row.pages[:-1]]
 
     def rows(self, index: Tensor) -> Paged:
@@ -242,7 +242,7 @@ class Paged(Store):
 
 
 def shared_bytes(pages: Sequence[MemoryPage]) -> int:
-    """Return the number of bytes that sharing saves; ``pages`` lists a page once for each row that uses it."""
+    """Return the number of bytes that sharing of pages saves; ``pages`` lists a page once per row that uses it."""
     own = {id(page): page for page in pages}.values()
     return sum(page.data.nbytes for page in pages) - sum(page.data.nbytes for page in own)
 

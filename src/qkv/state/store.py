@@ -12,6 +12,7 @@ from torch import Tensor
 from qkv.state.arrival import Arrival, Counts
 
 _FIRST_CAPACITY = 64
+"""Initial number of slots of a store that grows by doubling."""
 
 
 class View(NamedTuple):
@@ -19,7 +20,7 @@ class View(NamedTuple):
 
     keys (B, H, M, Dk), values (B, H, M, Dv), positions (B or 1, M): position in each slot, -1 if it is empty.
     in_place: True if slot p holds position p, up to the end of the row. recent: True if the slots hold exactly the
-    latest positions that the store keeps, so that a single query sees all of a plain window.
+    positions of the window, so that under a plain window mask a single query sees all of them.
     """
 
     keys: Tensor
@@ -97,12 +98,12 @@ class Dense(Store):
         return View(self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end), positions, in_place=True)
 
     def room(self, needed: int) -> tuple[Tensor, Tensor]:
-        """Grow to at least ``needed`` slots; return keys and values, for kernels that write new positions to them."""
+        """Grow to at least ``needed`` slots; return the buffers of keys and values, to which kernels write directly."""
         self._grow(needed)
         return self.keys, self.values
 
     def _grow(self, needed: int) -> None:
-        """Make room for ``needed`` slots by doubling, up to ``most``."""
+        """Double the number of slots until it is at least ``needed``, up to ``most``."""
         held = self.keys.shape[2]
         if needed <= held:
             return
@@ -191,7 +192,7 @@ class Ring(Dense):
         return view
 
     def _turn(self, keys: Tensor, values: Tensor, arrival: Arrival) -> None:
-        """Write the keys and values of the new positions over the oldest ones in the window."""
+        """Overwrite the oldest keys and values of the window with those of the new positions."""
         window, sinks = self.window, self.sinks
         self._grow(min(arrival.end, window + sinks))
         if arrival.start is not None and keys.shape[2] == 1:

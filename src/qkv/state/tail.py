@@ -1,4 +1,4 @@
-"""State of mixers that read a fixed number of latest inputs, such as a causal convolution."""
+"""State of mixers that read only a fixed number of the latest inputs, such as a causal convolution."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def extended(tail: Tensor, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Prepend the latest inputs to x; return (``tail`` and x concatenated, (B, T + N, D), and the next ``tail``).
+    """Prepend the state ``tail`` to the inputs x; return (both concatenated (B, T + N, D), next ``tail`` (B, T, D)).
 
     tail (B, T, D): the last T unpadded inputs; x (B, N, D): new inputs; ``lengths`` (B): how many of them are not
     padding.
