@@ -281,7 +281,7 @@ def test_sinusoids_of_rows_and_columns_need_them() -> None:
 
 def test_the_table_of_another_grid_is_refused() -> None:
     ours = built(Attention(num_heads=2, mask=Full(), relative=Bias2D(sizes=(4, 3))))
-    with pytest.raises(UserError, match="has a table for a grid of 4 × 3 positions, and this one is 3 × 4"):
+    with pytest.raises(UserError, match="has a table for a 4 × 3 grid, but the grid of the input is 3 × 4"):
         ours(some(1, 13), context())
 
 

@@ -166,7 +166,7 @@ class _Wrong(Declared):
             {"map": matrix(gate=2, up=3)},
             r"map.weight: the pieces gate, up have 5 features in all, but the shape is \[4, 3\]",
         ),
-        ({"map": matrix(q=(4, 3))}, "map.weight: 4 features of q are not a multiple of the 3 of a head"),
+        ({"map": matrix(q=(4, 3))}, "map.weight: 4 features of q are not a multiple of the 3 per head"),
     ],
 )
 def test_a_declaration_that_does_not_fit_is_refused(said: Layouts, message: str) -> None:

@@ -65,10 +65,10 @@ class Branch(Observable, Declared):
         return with_loss(y, self.loss_share * loss)
 
     def after_step(self) -> None:
-        """Update values that a branch adapts without the optimiser; called after each training step. Default: none."""
+        """Update values that the branch adapts without the optimiser; called after each training step."""
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
-        """Return the bytes of a decoding state of ``batch`` rows of ``length`` positions, without its memory part."""
+        """Return the bytes of a decoding state of ``batch`` rows of ``length`` positions, projected memory excluded."""
         return 0
 
     def ending(self) -> nn.Module | None:
@@ -79,7 +79,10 @@ class Branch(Observable, Declared):
         return None
 
     def idle_parameters(self, positions: int = 1) -> int:
-        """Return the least number of parameters that ``positions`` positions leave unused, as in unchosen experts."""
+        """Return the minimum number of parameters that a pass over ``positions`` positions does not use.
+
+        Examples are the parameters of experts that no position selects.
+        """
         return 0
 
     def like(self) -> Tensor:
@@ -107,7 +110,7 @@ class MemoryBranch(Branch):
         raise NotImplementedError
 
     def known(self, context: Context, state: State | None) -> State:
-        """Return ``state``; if it is None, compute it by ``remember`` from the memory in ``context``."""
+        """Return ``state``, or if it is None, ``remember`` of the memory in ``context``."""
         return self.remember(context.memories[self.memory_name]) if state is None else state
 
 

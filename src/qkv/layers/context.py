@@ -141,7 +141,7 @@ class Context:
     def constant(self, key: Hashable, compute: Callable[[], T]) -> T:
         """Return ``compute()``, cached across the calls that share ``constants``.
 
-        The result must not depend on the positions; an example are numbers copied from the host.
+        The result must not depend on the positions. An example is a table that is copied from the host.
         """
         if self.constants is None:
             return compute()

@@ -1,4 +1,4 @@
-"""``FeatureBag``: the input of a wide path, and its place in a signal."""
+"""``FeatureBag``, the input of a wide path, and functions that attach it to a signal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Graph``: edges between the nodes of a batch of graphs, and the signal that has them."""
+"""``Graph``: edges between the nodes of a batch of graphs; ``GraphSignal``: a signal with these edges."""
 
 from __future__ import annotations
 

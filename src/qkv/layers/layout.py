@@ -1,4 +1,4 @@
-"""Layouts of weights: the parts into which their axes are divided, such as queries, keys and values.
+"""Layouts of weights: the pieces into which their axes are divided, such as queries, keys and values.
 
 Each module declares the layouts of its weights. Adapters, optimisers, the transfer of weights between models and the
 tables of published tensors read them.
@@ -33,10 +33,10 @@ class Piece(NamedTuple):
 class Layout:
     """Kind of a weight, and the pieces that its axes consist of.
 
-    kind: ``matrix``: a linear map, stored as (out, in).   ``rows``: a row per token, position or type; for a table of
-    another length, the first rows are transferred.   ``grid``: a row per position of a grid of ``sizes`` in row-major
-    order, after ``leading`` other rows; for another grid, the table is resampled.   ``whole``: anything else. out:
-    pieces of the first axis.   into: pieces of the last axis.   Empty: a single piece.
+    kind: ``matrix``: a linear map, stored as (out, in).   ``rows``: a row per token, position or type; a transfer to a
+    table of another length copies the first rows.   ``grid``: a row per position of a grid of ``sizes`` in row-major
+    order, after ``leading`` other rows; a transfer to another grid resamples the table.   ``whole``: anything else.
+    out: pieces of the first axis.   into: pieces of the last axis.   Empty: a single piece.
     """
 
     kind: Literal["matrix", "rows", "grid", "whole"]
@@ -157,5 +157,5 @@ def _check(name: str, layout: Layout, tensor: Tensor) -> None:
         uneven = next((piece for piece in pieces if piece.head and piece.size % piece.head), None)
         if uneven:
             raise UserError(
-                f"{name}: {uneven.size} features of {uneven.name} are not a multiple of the {uneven.head} of a head"
+                f"{name}: {uneven.size} features of {uneven.name} are not a multiple of the {uneven.head} per head"
             )

@@ -21,15 +21,16 @@ class Norm(Observable, nn.Module):
 
 
 class ScaledNorm(Norm):
-    """Base class of norms that divide each vector by a scale of its own, from its mean square."""
+    """Base class of norms that divide each vector by a scale, computed from its mean square."""
 
     def points(self) -> Points:
         return standard("scale")
 
     def divided(self, x: Tensor, context: Context, eps: float | None) -> Tensor | None:
-        """Return x (B, N, D), with the mean already subtracted, divided by the scale with which a tap replaces its own.
+        """Divide x (B, N, D), from which the mean is already subtracted, by a tap's replacement of the scale.
 
-        None if there is no replacement. The scale is sqrt(mean(x²) + eps), (B, N, 1); ``eps`` None: that of x's dtype.
+        Return None if the tap does not replace the scale, which is sqrt(mean(x²) + eps), (B, N, 1). ``eps`` None: the
+        machine epsilon of x's dtype.
         """
         if context.tap is None:
             return None
@@ -49,7 +50,7 @@ class LayerNorm(ScaledNorm):
         self.eps = part.eps
 
     def factor(self) -> Tensor | None:
-        """Return the factor of each feature; None without weights."""
+        """Return the factors of the features (D), or None if the norm has no weights."""
         return self.weight
 
     def forward(self, x: Tensor, context: Context) -> Tensor:

@@ -10,7 +10,7 @@ from qkv.layers.tap import Tap
 from qkv.system.errors import UserError
 
 Points = Mapping[str, str]
-"""Points of a module: what the value is, with its shape, by name."""
+"""Points of a module: description of the value, with its shape, by the point's name."""
 
 POINTS: Points = {
     "residual_before": "residual stream before the branch (B, N, D)",
@@ -31,7 +31,7 @@ POINTS: Points = {
     "residual_after": "residual stream after the branch (B, N, D)",
     "scale": "divisor of a norm (B, N, 1)",
 }
-"""Points that several kinds of modules have. A module may have others."""
+"""Standard points, which several kinds of modules have. A module may declare others."""
 
 
 def standard(*names: str) -> Points:
@@ -40,7 +40,7 @@ def standard(*names: str) -> Points:
 
 
 class Observable:
-    """Base class of modules that declare points. A module without a name offers none."""
+    """Base class of modules that declare points. A module without a name offers no values to a tap."""
 
     name: str | None = None
     """Path of the module in the model, such as ``blocks.0.branches.1``; "" for the model itself."""

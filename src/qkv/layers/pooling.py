@@ -56,7 +56,8 @@ POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 """Poolings by name, over the n unpadded vectors x_i.
 
-first, last: that vector. max: maximum of each feature. mean: Σ x_i / n. mean_rest: mean without the first vector.
+first, last: the first or last vector. max: maximum of each feature. mean: Σ x_i / n. mean_rest: mean of all but the
+first.
 mean_sqrt_len: Σ x_i / √n. weighted_mean: Σ i x_i / Σ i, i = 1, 2, … (Muennighoff 2022).
 """
 

@@ -93,8 +93,8 @@ class LearnedGrid(Positions):
         assert context.grid is not None
         if context.grid.leading != self.part.leading:
             raise UserError(
-                f"the positions 'learned_grid' have {self.part.leading} leading vectors, and {context.grid.leading} "
-                "positions precede the grid; set model.frontend.positions.leading to their number"
+                f"the positions 'learned_grid' have {self.part.leading} leading vectors, but {context.grid.leading} "
+                "positions precede the grid; set model.frontend.positions.leading to that number"
             )
         return F.embedding(context.positions, self.resampled(context.grid.sizes))
 
@@ -266,8 +266,8 @@ def regridded(table: Tensor, before: Layout, after: Layout) -> Tensor | None:
 def rope_frequencies(part: spec.Rope, rotated: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, float]:
     """Return (RoPE's angle per position of each feature pair in radians, factor of q and k) after ``part.scaling``.
 
-    ``rotated``: number of rotated features per head, twice the number of pairs. If frequencies depend on the length of
-    a row, those of rows that are not longer than the original training.
+    ``rotated``: number of rotated features per head, twice the number of pairs. If the frequencies depend on the length
+    of a row, those of rows no longer than in the original training are returned.
     """
     if part.scaling is None:
         return ops.inverse_frequencies(rotated, part.base, dtype=dtype), 1.0
@@ -277,7 +277,10 @@ def rope_frequencies(part: spec.Rope, rotated: int, dtype: torch.dtype = torch.f
 def rope_frequencies_of(
     part: spec.Rope, rotated: int, lengths: Tensor, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, float]:
-    """Return ``rope_frequencies`` (…, rotated / 2) of rows of ``lengths`` (…) positions."""
+    """Return (frequencies (…, rotated / 2), factor of q and k) for rows of ``lengths`` (…) positions.
+
+    Like ``rope_frequencies``, for scalings whose frequencies depend on the length of a row.
+    """
     assert part.scaling is not None
     return implementation(part.scaling, "qkv.layers")(part.scaling, part.base, rotated, dtype, lengths)
 

@@ -83,7 +83,7 @@ class Rope(Relative):
         return context.once(("rope", self.part, self.head_dim, dtype), lambda: self.rotation(context, kind))
 
     def rotation(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(cosines, sines) of the rotation angles at the positions of ``context``."""
+        """Return (cosines, sines) of the rotation angles at the positions of ``context``."""
         frequencies, magnitude = context.constant(
             ("rope", self.part, self.head_dim, dtype), lambda: self._turns(context, dtype)
         )
@@ -130,7 +130,7 @@ class Rope2D(Relative):
         return position_ops.rotate(q, cos, sin), position_ops.rotate(k, cos, sin)
 
     def rotation(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(cosines, sines) of the rotation angles at the positions of ``context``."""
+        """Return (cosines, sines) of the rotation angles at the positions of ``context``."""
         coordinates, axes = self._coordinates(context, dtype), self.part.axes
         rotated = self.part.rotated(self.head_dim) // axes
         frequencies = position_ops.inverse_frequencies(rotated, self.part.base, coordinates.device, dtype)
@@ -226,7 +226,7 @@ class Bias2D(Relative, SharedTable):
         """Create the table. Raises ``UserError`` if the sizes of the grid are unknown."""
         super().__init__()
         if part.sizes is None:
-            raise UserError(f"the sizes of the grid of {part.kind!r} are unknown without image patches; give them")
+            raise UserError(f"the grid of {part.kind!r} is unknown without image patches; set sizes")
         self.part, (rows, columns) = part, part.sizes
         self.sizes, self.num_heads = (rows, columns), attention.num_heads
         offsets = (2 * rows - 1) * (2 * columns - 1)
@@ -251,7 +251,7 @@ class Bias2D(Relative, SharedTable):
         coordinates = context.on_grid(self.part.axes, self.part.kind)
         if context.grid is not None and context.grid.sizes != self.sizes:
             given, known = (" × ".join(map(str, sizes)) for sizes in (context.grid.sizes, self.sizes))
-            raise UserError(f"{self.part.kind!r} has a table for a grid of {known} positions, and this one is {given}")
+            raise UserError(f"{self.part.kind!r} has a table for a {known} grid, but the grid of the input is {given}")
         return position_ops.grid_offsets(coordinates, self.sizes)
 
 

@@ -36,8 +36,8 @@ class Signal:
     order, see ``placeholder``; each row of such a signal is one value, such as an image. A wide path reads the input
     ``WIDE`` (``qkv.layers.features``).
 
-    All but values and visible are int64 or int32. What only some signals have, such as edges or times, are fields of
-    a subclass, which the front end of such signals reads by ``of``.
+    All but values and visible are int64 or int32. Subclasses add fields that only some signals have, such as edges or
+    times; a front end converts its input to the subclass that it reads by ``of``.
     """
 
     values: Tensor
@@ -51,7 +51,10 @@ class Signal:
 
     @classmethod
     def of(cls, values: Signal | Tensor) -> Self:
-        """Wrap ``values`` as a signal of this class without other fields; a signal of it is returned unchanged."""
+        """Convert a tensor or a signal to this class; the class's additional fields get their defaults.
+
+        A signal of this class is returned unchanged.
+        """
         if isinstance(values, cls):
             return values
         if isinstance(values, Tensor):

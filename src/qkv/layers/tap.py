@@ -15,8 +15,8 @@ from qkv.system.errors import UserError
 class Location(NamedTuple):
     """Location of a value in a computation: the ``call``-th value at a ``point`` of the ``module`` with this path.
 
-    A tap counts calls from 0, for each point of each module, from its construction: a repeated block, the next segment
-    and the next decoding step have the next call.
+    A tap counts calls from 0 for each point of each module, from the construction of the tap: each repetition of a
+    block, each segment and each decoding step is a further call.
     """
 
     call: int
@@ -43,7 +43,7 @@ class Tap:
         self._calls = Counter[str]()
 
     def at(self, location: Location, value: Tensor) -> Tensor | None:
-        """Receive ``value``; return its replacement, or None to leave it. ``value`` must not be changed in place."""
+        """Receive ``value``; return its replacement, or None for no change. ``value`` must not be changed in place."""
         return None
 
     def receives(self, path: str) -> bool:

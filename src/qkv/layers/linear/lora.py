@@ -93,7 +93,7 @@ class LowRank(Linear):
 
     @torch.no_grad()
     def absorb_scale(self) -> None:
-        """Replace B by s B and s by 1, for inference only: further training would have another s."""
+        """Replace B by s B and s by 1. For inference only, because further training would then use s = 1."""
         self.lora_b, self.scale = nn.Parameter(self.scale * self.lora_b), 1.0
 
     def plain(self) -> Linear:

@@ -15,7 +15,7 @@ class QuantizedTable(nn.Module):
     """Matrix W (O, I) in 16, 8 or 4 bits, as a module with the buffers ``stored``, ``scale`` and ``minimum``."""
 
     def __init__(self, matrix: PackedMatrix):
-        """Hold ``matrix``, the result of ``pack`` or ``pack_numbers`` in ``qkv.ops.quantized.reference``."""
+        """Create the module. ``matrix``: result of ``pack`` or ``pack_numbers`` of ``qkv.ops.quantized.reference``."""
         super().__init__()
         self.bits, self.outer, self.inner, self.group = matrix.bits, matrix.outer, matrix.inner, matrix.group
         self.register_buffer("stored", matrix.stored)
@@ -53,7 +53,7 @@ class QuantizedLinear(Linear):
     """
 
     def __init__(self, base: nn.Linear, matrix: PackedMatrix):
-        """Take over b of ``base``, and ``matrix`` instead of its W."""
+        """Create a layer with the bias b of ``base``, and ``matrix`` in place of its weight W."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = base.in_features, base.out_features
         self.matrix = QuantizedTable(matrix)

@@ -1,6 +1,4 @@
-"""Activation functions by name; ``quick_gelu`` is x σ(1.702 x) (Hendrycks & Gimpel 2016), ``xielu`` has learned
-numbers.
-"""
+"""Activation functions by name. ``quick_gelu`` is x σ(1.702 x) (Hendrycks & Gimpel 2016); ``xielu`` is learned."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class XIELU(nn.Module):
-    """Expanded integral of the ELU (Huang & Schlag 2024), of each number x.
+    """Expanded integral of the ELU (Huang & Schlag 2024), applied to each element x.
 
     a x² + x/2 above 0, else b (e^min(x, -1e-6) - 1 - x) + x/2, with a = softplus(positive) and
     b = 1/2 + softplus(negative), both learned and initially 0.8.
@@ -48,8 +46,9 @@ class XIELU(nn.Module):
 
 
 LEARNED: dict[str, type[nn.Module]] = {"xielu": XIELU}
+"""Modules of the activation functions with learned parameters, by name."""
 
 
 def build_activation(name: str) -> Callable[[Tensor], Tensor]:
-    """Return the activation of that name, with learned numbers of its own if it has any."""
+    """Return the activation function of that name; if it has learned parameters, a new module."""
     return LEARNED[name]() if name in LEARNED else ACTIVATIONS[name]

@@ -25,19 +25,19 @@ class Balance(nn.Module):
         self.num_experts = num_experts
 
     def ranked(self, scores: Tensor) -> Tensor:
-        """Return the numbers by which top-k chooses experts, from the router scores (B, N, E)."""
+        """Return the scores (B, N, E) by which the top k experts are selected, from the router's scores (B, N, E)."""
         return scores
 
     def of_batch(self, scores: Tensor, chosen: Tensor, valid: Tensor | None) -> Tensor | None:
         """Return the auxiliary loss of a training batch; None if the method has none.
 
-        scores (B, N, E), chosen (B, N, k): indices of the chosen experts; valid (B, N): False at padding; None: no
-        padding.
+        scores (B, N, E): the router's scores; chosen (B, N, k): indices of the selected experts; valid (B, N): False at
+        padding; None: no padding.
         """
         return None
 
     def after_step(self) -> None:
-        """Update the balance, if the method adapts it. Called after each training step."""
+        """Update what the method adapts without gradients, such as biases; called after each training step."""
 
 
 @implements(spec.BalanceLoss)
@@ -54,11 +54,11 @@ class BalanceLoss(Balance):
 
 @implements(spec.BalanceBias)
 class BalanceBias(Balance):
-    """Bias per expert, added to the scores for the choice only (DeepSeek-V3, 2024).
+    """Bias per expert, added to the scores for the selection of experts only (DeepSeek-V3, 2024).
 
     After each training step, the bias changes by + ``rate`` for experts below the mean load and - ``rate`` for experts
-    above it. load (E): number of choices since the last step. Activation checkpointing counts each choice twice, which
-    changes no sign.
+    above it. load (E): how often each expert was selected since the last step. Activation checkpointing counts each
+    selection twice, which changes no sign.
     """
 
     bias: Tensor
@@ -132,25 +132,25 @@ class MixtureOfExperts(Branch):
         return logits.softmax(-1) if self.part.router == "softmax" else logits.sigmoid()
 
     def _choose(self, ranked: Tensor) -> Tensor:
-        """Return the indices (B, N, k) of the experts with the largest of the numbers ``ranked`` (B, N, E)."""
+        """Return the indices (B, N, k) of the experts with the largest scores ``ranked`` (B, N, E)."""
         part = self.part
         if part.kept_groups < part.groups:
             ranked = within_groups(ranked, part.groups, part.kept_groups, part.group_best)
         return ranked.topk(part.top_k).indices
 
     def _gated(self, x: Tensor, y: Tensor) -> Tensor:
-        """Compute y σ(x w) with a gate of the shared experts, else y. x and y (B, N, D)."""
+        """Multiply the shared experts' output y (B, N, D) by their gate σ(x w), if they have one. x (B, N, D)."""
         return y if self.shared_gate is None else self.shared_gate(x).sigmoid() * y
 
     def _weights(self, scores: Tensor, chosen: Tensor) -> Tensor:
-        """Compute the weights (B, N, k) of the chosen experts."""
+        """Compute the weights (B, N, k) of the selected experts."""
         weights = scores.gather(-1, chosen)
         if self.part.normalises:
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
         return self.part.scale * weights
 
     def after_step(self) -> None:
-        if any(p.requires_grad for p in self.router.parameters()):  # with a frozen router, the choice must not change
+        if any(p.requires_grad for p in self.router.parameters()):  # a frozen router must select the same experts
             self.balance.after_step()
 
     def ending(self) -> nn.Module:
@@ -163,9 +163,9 @@ class MixtureOfExperts(Branch):
 
 
 def _read(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (indices, weights) of the experts that a position reads, (B, N, k) each, from weights (B, N, E).
+    """Return (indices, weights) of the experts with a weight other than 0, (B, N, k) each, from weights (B, N, E).
 
-    k: the largest number of weights of a position that are not 0.
+    k: maximum number of such experts over the positions.
     """
     count = int((weights != 0).sum(-1).max()) if weights.numel() else 0
     chosen = weights.abs().topk(count).indices
@@ -173,7 +173,7 @@ def _read(weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _network(expert: branches.Branch, width: int) -> Branch:
-    """Build the network of an expert, or the one that stands for all shared experts."""
+    """Build the feed-forward network of an expert, or the single network of all shared experts together."""
     return implementation(expert, "qkv.layers")(expert, width)  # type: ignore[no-any-return]
 
 

@@ -38,7 +38,7 @@ class FeedForward(Branch):
         return self.down(dropout(hidden, self.dropout, self.training)), state
 
     def _hidden(self, x: Tensor, context: Context) -> Tensor:
-        """Return φ(x W1 + b1), in one operation unless a tap receives the argument of φ."""
+        """Compute φ(x W1 + b1), in one fused operation unless a tap receives the argument of φ."""
         if not self.offers(context.tap, "pre_activation"):
             return activated_by(self.activation, self.up, x)
         return self.activation(self.offer(context.tap, "pre_activation", self.up(x)))
@@ -82,7 +82,7 @@ class GatedFeedForward(Branch):
 
 
 Product = Callable[[Tensor, Tensor], Tensor]
-"""Product of the two factors of a gated network, from their arguments x Wg and x Wu, (..., F) each."""
+"""Function that computes the product of a gated network from x Wg and x Wu, (..., F) each."""
 
 
 def _product(part: spec.GatedFeedForward) -> Product:
