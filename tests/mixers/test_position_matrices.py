@@ -117,7 +117,7 @@ def test_a_size_is_needed_outside_of_a_model(kind: type[Branch]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_visible_keys_are_refused(kind: type[Branch]) -> None:
     x = some(1, 3, 8, torch.float32)
-    with pytest.raises(UserError, match="visible keys cannot apply"):
+    with pytest.raises(UserError, match="cannot apply a table of visible keys"):
         build_branch(kind(length=3), 8)(
             x, Context(torch.arange(3)[None], visible=torch.ones(1, 3, 3, dtype=torch.bool))
         )

@@ -1,4 +1,4 @@
-"""Points of mixers whose queries, keys and values, or head outputs, lie side by side on the last axis."""
+"""Points of mixers whose queries, keys and values, or head outputs, are concatenated on the last axis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qkv.layers.context import Context
 
 
 def offer_projections(branch: Branch, x: Tensor, context: Context, head_dims: Sequence[int], heads: int) -> Tensor:
-    """Offer q, k and v (B, H, N, ·), which lie side by side in x (B, N, ·); return x, or their replacements, so laid.
+    """Offer q, k and v (B, H, N, ·), concatenated in x (B, N, ·), to the tap; return x with their replacements.
 
     head_dims: features of a head of q, k and v.
     """
@@ -23,7 +23,7 @@ def offer_projections(branch: Branch, x: Tensor, context: Context, head_dims: Se
 
 
 def offer_outputs(branch: Branch, x: Tensor, context: Context, head_dim: int) -> Tensor:
-    """Offer the outputs of heads (B, H, N, Dv), side by side in x (B, N, H Dv); return x, or the replacement."""
+    """Offer the head outputs (B, H, N, Dv), concatenated in x (B, N, H Dv), to the tap; return x or the replacement."""
     return _offer_heads(branch, "head_outputs", x, context, head_dim)
 
 

@@ -55,7 +55,7 @@ class Cell(Observable, Declared):
         return {"input_weight": gates, "hidden_weight": gates}
 
     def empty(self, batch: int) -> Memory:
-        """Return the initial state of ``batch`` rows: zeros."""
+        """Create the initial state of ``batch`` rows: zeros."""
         return tuple(self.hidden_weight.detach().new_zeros(batch, self.hidden) for _ in range(self.leaves))
 
     def points(self) -> Points:
@@ -76,9 +76,9 @@ class Cell(Observable, Declared):
         return recur(self.kind, x, state, weights, starts, lengths)
 
     def _fixed(self, tap: Tap, run: Callable[[Values], tuple[Values, Memory]]) -> Values:
-        """Offer gates and states to the tap, from ``run``; return the replacements by name.
+        """Offer the gates and states that ``run`` computes to the tap; return the replacements by point.
 
-        Each is computed with the replacements of those before it.
+        Each value is computed with the replacements of the values before it.
         """
         fixed: Values = {}
         for point in self.points():

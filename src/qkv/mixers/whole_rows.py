@@ -21,13 +21,15 @@ def each_row(x: Tensor, context: Context, mix: Callable[[Tensor, Tensor | None],
     """
     if context.visible is not None:
         raise UserError(
-            f"{kind!r} mixes all positions of a row, so a table of visible keys cannot apply; use attention"
+            f"{kind!r} mixes all positions of a row, so it cannot apply a table of visible keys; use attention"
         )
     if context.segments is None:
         real = context.valid
         return mix(x if real is None else x.masked_fill(~real[..., None], 0), real)
     if context.grid is not None:
-        raise UserError(f"{kind!r} mixes neighbours on a grid, and packed documents have none; give each row alone")
+        raise UserError(
+            f"{kind!r} mixes neighbours on a grid, and packed documents have none; pass each document as its own row"
+        )
     valid, segments = context.valid, context.segments
     packed = context.once(
         "documents of rows", lambda: documents(segments if valid is None else segments.masked_fill(~valid, -1))

@@ -16,7 +16,7 @@ from qkv.spec.register import implements
 
 
 class AdditiveMemory(NamedTuple):
-    """Memory for additive attention: keys W_k m (B, M, A), vectors m (B, M, Dm), number of unpadded vectors (B)."""
+    """State of additive attention: keys W_k m (B, M, A), memory m (B, M, Dm), number of unpadded vectors (B)."""
 
     keys: Tensor
     vectors: Tensor
@@ -25,7 +25,7 @@ class AdditiveMemory(NamedTuple):
 
 @implements(spec.AdditiveAttention)
 class AdditiveAttention(MemoryBranch):
-    """y_i = W_o Σ_j P_ij m_j + b, P = softmax_j(v · tanh(W_q x_i + W_k m_j)) (Bahdanau et al. 2015).
+    """Additive attention: W_o Σ_j P_ij m_j + b, P = softmax_j(v · tanh(W_q x_i + W_k m_j)) (Bahdanau et al. 2015).
 
         x (B, N, D) ─ query ───── (B, N, A) ─┐
         m (B, M, Dm) ┬─ memory ── (B, M, A) ─┴ tanh ─ score ─ softmax ─ P (B, N, M) ─┐

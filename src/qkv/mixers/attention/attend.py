@@ -23,10 +23,11 @@ def attend(
     context: Context,
     compute: Attend = attention,
 ) -> Tensor:
-    """Return ``compute(q, k, v, problem)``, the output (B, H, N, Dv), and offer scores and weights to the tap.
+    """Compute attention by ``compute(q, k, v, problem)``, and offer scores and weights to the tap.
 
-    The reference computes scores and weights (B, H, N, M), if the tap receives them. The output is computed from a
-    replacement, if there is one. q (B, H, N, Dk), k (B, G, M, Dk), v (B, G, M, Dv).
+    Return the output (B, H, N, Dv). If the tap receives scores or weights (B, H, N, M), the reference computes them; if
+    the tap replaces them, the output is computed from the replacement. q (B, H, N, Dk), k (B, G, M, Dk),
+    v (B, G, M, Dv).
     """
     weights = replaced_weights(branch, *qkv[:2], problem, context)
     return compute(*qkv, problem) if weights is None else reference.mix(weights, qkv[2], problem)
@@ -35,7 +36,7 @@ def attend(
 def replaced_weights(
     branch: Branch, q: Tensor, k: Tensor, problem: AttentionProblem, context: Context
 ) -> Tensor | None:
-    """Offer scores and weights to the tap; return the weights (B, H, N, M) after a replacement, None without one."""
+    """Offer scores and weights to the tap; return the weights (B, H, N, M) if it replaces either, else None."""
     tap = context.tap
     if not branch.offers(tap, "scores", "weights"):
         return None

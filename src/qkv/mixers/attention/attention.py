@@ -39,7 +39,7 @@ from qkv.state.store import Store, new_store
 class KeyValueBranch(Branch):
     """Base class of branches whose state is a store of keys and values (KV cache).
 
-    It holds all positions, or for a causal window mask those of the window and the sinks.
+    The store holds all positions, or under a causal window mask only those of the window and the sinks.
     """
 
     def __init__(self, part: BranchSpec, width: int, mask: Mask, kept: tuple[int, int, int]):
@@ -136,7 +136,7 @@ class KeyValueAttention(KeyValueBranch):
         return standard("q", "k", "v", "scores", "weights", "head_outputs")
 
     def mapped(self, x: Tensor) -> Tensor:
-        """Return queries, keys and values of all heads side by side, (B, N, (H + G) Dk + G Dv).
+        """Return queries, keys and values of all heads, concatenated, (B, N, (H + G) Dk + G Dv).
 
         The values are x itself if ``maps_values`` is False.
         """
@@ -146,7 +146,7 @@ class KeyValueAttention(KeyValueBranch):
         return y if self.maps_values else torch.cat((y, x), -1)
 
     def _biases(self, queries: Tensor) -> Tensor:
-        """Return the biases of queries and values, with zeros for keys between them."""
+        """Concatenate the biases of queries and values, with zeros for the keys between them."""
         zeros = queries.new_zeros(self.sizes[1])
         return torch.cat((queries, zeros) if self.value_bias is None else (queries, zeros, self.value_bias))
 
@@ -159,7 +159,7 @@ class KeyValueAttention(KeyValueBranch):
         return q, k, v
 
     def normed(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Return queries (B, H, N, Dk) and keys (B, G, N, Dk), each normalised if there is a norm."""
+        """Normalise queries (B, H, N, Dk) and keys (B, G, N, Dk), if there is a norm."""
         if self.query_norm is None or self.key_norm is None:
             return q, k
         return self.query_norm(q, context), self.key_norm(k, context)
@@ -229,7 +229,7 @@ class Attention(KeyValueAttention):
 
     @property
     def replayable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """True under a causal mask, which hides the slots after a position, if no score is left out by ``top_k``."""
+        """True under a causal mask, which hides the slots after a position, without ``top_k``."""
         return isinstance(self.mask, Causal) and self.relative.replayable and self.part.top_k is None
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
@@ -246,12 +246,12 @@ class Attention(KeyValueAttention):
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def rotated(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Return queries (B, H, N, Dk) and keys (B, G, N, Dk), rotated by their positions if the positions rotate."""
+        """Rotate queries (B, H, N, Dk) and keys (B, G, N, Dk) by their positions, if the attention uses RoPE."""
         q, k = self.relative.rotate(q, k, context)
         return (q if self.query_scale is None else self._scaled(q, self.query_scale, context)), k
 
     def _scaled(self, q: Tensor, scale: spec.QueryScale, context: Context) -> Tensor:
-        """Return the queries times their factor by position, see ``QueryScale``."""
+        """Multiply the queries by the factor of their positions; see ``QueryScale``."""
         steps = (context.positions[:, None, :, None] + scale.first) // scale.length
         return q * (1 + scale.rate * steps.to(single_or_wider(q.dtype)).log1p()).to(q.dtype)
 

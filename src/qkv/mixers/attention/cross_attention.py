@@ -23,9 +23,9 @@ from qkv.state.arrival import Counts
 
 
 class MemoryKeys(NamedTuple):
-    """Memory as cross-attention reads it: keys (B, G, M, Dk), values (B, G, M, Dv), number of unpadded vectors (B).
+    """Projected memory of cross-attention: keys (B, G, M, Dk), values (B, G, M, Dv), number of unpadded vectors (B).
 
-    In a state the lengths are on the host, so that no decoding step reads them from the device.
+    In a state the lengths are in host memory, so that no decoding step reads them from the device.
     """
 
     keys: Tensor

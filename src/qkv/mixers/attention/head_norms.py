@@ -12,7 +12,7 @@ from qkv.spec.branches import Attention
 
 
 class EachHeadNorm(Norm, Declared):
-    """Norm over the features of a head, with weights (H, Dk) of its own for each head (Command R+, Cohere 2024)."""
+    """Norm over the features of a head, with separate weights for each head, (H, Dk) (Command R+, Cohere 2024)."""
 
     def __init__(self, part: parts.Norm, heads: int, head_dim: int):
         super().__init__()

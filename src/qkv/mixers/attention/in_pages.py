@@ -1,4 +1,4 @@
-"""Attention to keys and values in pages, read where they are; see ``qkv.state.pages``."""
+"""Attention that reads a paged KV cache in place; see ``qkv.state.pages``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from qkv.state.pages import Paged
 
 
 def suits(q: Tensor, context: Context, state: object) -> bool:
-    """Return True if ``state`` is in pages, and the kernel of pages supports queries q (B, H, N, Dk) without a tap."""
+    """Return True if ``state`` is paged, there is no tap, and the kernel supports the queries q (B, H, N, Dk)."""
     return isinstance(state, Paged) and context.tap is None and pages.suits(q)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, terms: pages.ScoreTerms, context: Context, state: Paged) -> Tensor:
-    """Store the new keys and values; return the output (B, H, N, Dv), which reads all of them from the pages."""
+    """Write the new keys and values to the pages; return the output (B, H, N, Dv) of attention to all pages."""
     arrival = context.arrival
     assert arrival is not None
     table = pages.PageTable(state.room(arrival), state.sizes.positions)

@@ -111,9 +111,9 @@ class LatentAttention(KeyValueBranch):
         return queries * mapped + 2 * queries * keys * own < keys * mapped + 2 * queries * keys * wide
 
     def _projected(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Return queries (B, H, N, Dk + Dr), and what to store: c and the keys' rotated part, (B, 1, N, R + Dr).
+        """Project x to (queries (B, H, N, Dk + Dr), c and the keys' rotated part (B, 1, N, R + Dr)).
 
-        The last Dr features of both are rotated.
+        The last Dr features of both are rotated. The state stores the second tensor.
         """
         c, k_turned = self.down(x)[:, None].split([self.rank, self.rope_dim], -1)
         c = self.offer(context.tap, "latent", self.down_norm(c, context))
@@ -137,14 +137,14 @@ def _rope(part: spec.LatentAttention, rope_dim: int) -> Rope:
 
 
 def _as_one_head(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
-    """Compute attention (B, H, N, Dv) with one key and value for all heads: their queries become queries of one."""
+    """Compute attention (B, H, N, Dv) with keys and values that all heads share, as a single head with H N queries."""
     heads = q.shape[1]
     out = attention(q.flatten(1, 2)[:, None], k, v, replace(problem, sites=_of_heads(problem, heads)))
     return out.unflatten(2, (heads, -1))[:, 0]
 
 
 def _of_heads(problem: AttentionProblem, num_heads: int) -> Sites:
-    """Return the sites of the queries of all heads, one head after the other."""
+    """Return the positions of queries and keys, with the queries of all heads concatenated."""
     sites = problem.sites
     seen = sites.full or (sites.aligned and sites.query.shape[1] == 1 and problem.mask.sees_all(sites.span()))
     return replace(sites, query=sites.query.repeat(1, num_heads), aligned=False, full=seen)

@@ -60,7 +60,7 @@ class MixedChunkAttention(Branch):
         return self.output(self.offer(context.tap, "activation", u * out)), state
 
     def _whole(self, rows: Tensor, real: Tensor | None) -> Tensor:
-        """Compute the outputs of whole rows from maps and values side by side, (R, N, 4 S + E), 0 at padding."""
+        """Compute the outputs of whole rows from concatenated maps and values (R, N, 4 S + E), 0 at padding."""
         *maps, v = rows.split((*[self.key_dim] * 4, self.hidden), -1)
         return ops.whole(ops.Maps(*maps), v, self.chunk, self.causal, real)
 
@@ -82,7 +82,7 @@ class MixedChunkAttention(Branch):
     def _step(self, z: Tensor, v: Tensor, bounds: list[tuple[int, int]], state: State) -> tuple[Tensor, State]:
         """Compute outputs and next state for up to C positions.
 
-        ``bounds``: number of positions that each row has read before and after the step.
+        ``bounds``: (number of positions read before the step, number after it) for each row.
         """
         sums, tail = state
         size, count = self.chunk, z.shape[1]

@@ -1,4 +1,4 @@
-"""Gates of attention, (B, H, N, Dv) -> (B, H, N, Dv): factors of the outputs of heads that are computed from x."""
+"""Output gates of attention, (B, H, N, Dv) -> (B, H, N, Dv): multiply head outputs by factors computed from x."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from qkv.spec.register import implementation, implements
 
 @implements(spec.NoOutputGate)
 class OutputGate(Observable, Declared):
-    """No gate; base class of gates. ``heads``: their number H and the features Dv of the output of one."""
+    """No gate; base class of output gates. ``heads``: (number of heads H, features of a head's output Dv)."""
 
     def __init__(self, part: spec.OutputGate, width: int, heads: tuple[int, int], bias: bool):
         super().__init__()
 
     def forward(self, out: Tensor, x: Tensor, context: Context) -> Tensor:
-        """Return the outputs of the heads ``out`` (B, H, N, Dv), gated; x (B, N, D): what the branch reads."""
+        """Multiply the head outputs ``out`` (B, H, N, Dv) by the gate of x (B, N, D), the input of the branch."""
         return out
 
 

@@ -114,6 +114,6 @@ class RelativeAttention(ScoredAttention):
         if context.arrival is not None or sites.query.is_meta or by_reference() or not count:
             end = count if context.arrival is None else context.arrival.end
             return -ahead * max(count - 1, 0), max(end - 1, 0)
-        # Positions may be given by the caller, with any values.
+        # The caller may pass positions of any values.
         span = int(sites.query.max() - sites.query.min())
         return -ahead * span, span

@@ -22,8 +22,8 @@ class Shape(nn.Module):
     def forward(self, out: Tensor, own: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
         """Return α own + β out - γ mean, (B, H, N, Dv); mean: the mean of the visible values.
 
-        out (B, H, N, Dv): attention's output; own (B, G, N, Dv): values of the queries; v (B, G, M, Dv): values of all
-        keys.
+        out (B, H, N, Dv): output of attention; own (B, G, N, Dv): values at the query positions; v (B, G, M, Dv): all
+        values.
         """
         groups = self.itself.shape[0] // v.shape[1]
         a, b, c = (gain.to(out.dtype)[:, None, None] for gain in (self.itself, self.attended, self.uniform))

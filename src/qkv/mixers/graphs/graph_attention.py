@@ -21,7 +21,7 @@ from qkv.spec.register import implements
 
 @implements(spec.GraphAttention)
 class GraphAttention(KeyValueAttention):
-    """Attention of each node to its neighbours and itself, by sums over the edges in O(E).
+    """Attention of each node to its neighbours and itself, computed in O(E) by sums over the E edges.
 
     Without a graph all nodes are neighbours: attention without a mask.
     """

@@ -67,7 +67,7 @@ class Propagation(Branch):
 
 
 def _mean(x: Tensor, context: Context) -> Tensor:
-    """Return the mean of the unpadded vectors of each row, or packed document, at all of its positions."""
+    """Return, at each position, the mean of the unpadded vectors of its row or packed document."""
     if context.segments is None:
         return pooled(x, context.lengths, "mean")[:, None].expand_as(x)
     apart = documents(context.segments)

@@ -20,10 +20,10 @@ from qkv.spec.register import implements
 
 @implements(spec.SumAggregation)
 class SumAggregation(Branch):
-    """W_2 relu(W_1 ((1 + ε) x_i + Σ_{j -> i} x_j) + b_1) + b_2 (GIN, Xu et al. 2019); ε is 0 at first.
+    """Sum over neighbours and an MLP: W_2 relu(W_1 ((1 + ε) x_i + Σ_{j -> i} x_j) + b_1) + b_2 (GIN, Xu et al. 2019).
 
-    Without a graph all nodes of a row are neighbours: the sum is over all other nodes. If edges are sampled, each
-    sampled edge is weighted by the number of the node's edges per sampled edge.
+    ε is initially 0. Without a graph all nodes of a row are neighbours: the sum is over all other nodes. If edges are
+    sampled, each edge has the weight (incoming edges of its target) / (sampled ones).
     """
 
     causal = False
@@ -57,14 +57,14 @@ class SumAggregation(Branch):
 
 
 def _weighted(graph: Graph, dtype: torch.dtype) -> Weighted:
-    """Return the edges of the graph with weight 1 or, if they are sampled, with their factors."""
+    """Return the edges of the graph with weight 1 or, if they are sampled, with weights that correct for it."""
     if graph.sampled is not None:
         return Weighted(graph.edges, graph.sampled.factors)
     return Weighted(graph.edges, torch.ones(graph.edges.shape[1], dtype=dtype, device=graph.edges.device))
 
 
 def _total(x: Tensor, context: Context) -> Tensor:
-    """Return the sum of the unpadded vectors of each row, or packed document, at all of its positions."""
+    """Return, at each position, the sum of the unpadded vectors of its row or packed document."""
     if context.segments is None:
         return _summed(x, context.lengths)[:, None].expand_as(x)
     apart = documents(context.segments)

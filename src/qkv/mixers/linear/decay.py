@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 _RATES = 1.0, 16.0
+"""Bounds of the initial rates λ."""
 _STEPS = 1e-3, 1e-1
+"""Bounds of the initial steps."""
 
 
 def initial_log_rates(num_heads: int) -> Tensor:

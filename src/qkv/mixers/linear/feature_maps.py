@@ -20,9 +20,9 @@ class FeatureMap(nn.Module):
     num_features: int
 
     def forward(self, x: Tensor, context: Context, of_queries: bool) -> Tensor:
-        """Return features of queries or of keys (B, H, N, Dk).
+        """Compute the features (B, H, N, M) of queries or of keys x (B, H, N, Dk).
 
-        The features of a query may have any scale, because weights are a ratio in which it cancels.
+        The features of a query may have any scale, which cancels in the normalised attention weights.
         """
         raise NotImplementedError
 

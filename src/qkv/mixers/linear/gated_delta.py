@@ -98,7 +98,7 @@ class GatedDelta(Branch):
     def _replaced(
         self, k: Tensor, v: Tensor, gates: tuple[Tensor, Tensor | None], context: Context, before: Tensor | None
     ) -> Tensor | None:
-        """Return the states (B, H, N, Dk, Dv) that a tap has replaced; None if it has not. gates: (b, log a)."""
+        """Offer the states (B, H, N, Dk, Dv) to the tap; return its replacement, or None. gates: (b, log a)."""
         if not self.offers(context.tap, "state"):
             return None
         (strength, log_decay), valid = gates, context.valid

@@ -66,7 +66,7 @@ class LinearAttention(Branch):
     def _replaced(
         self, qkv: tuple[Tensor, Tensor, Tensor], context: Context, state: State | None
     ) -> tuple[Tensor, State | None] | None:
-        """Return (output (B, H, N, Dv), next state) from sums S that a tap has replaced; None if it has not."""
+        """Offer the sums S to the tap; return (output (B, H, N, Dv), next state) of its replacement, or None."""
         if not self.offers(context.tap, "state"):
             return None
         q, k, v = qkv

@@ -81,7 +81,7 @@ class Mamba2(Branch):
     def _read(
         self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, before: Tensor | None, context: Context
     ) -> tuple[Tensor, Tensor | None]:
-        """Return (o (B, H, N, Dv), next S), from states that a tap has replaced if it has."""
+        """Return (o (B, H, N, Dv), next S), computed from a tap's replacement of the states if there is one."""
         replaced = self._replaced(k, v, log_decay, context, before)
         if replaced is None:
             return decayed(q, k, v, log_decay, before, context.valid, context.segments, self.part.chunk)
@@ -90,7 +90,7 @@ class Mamba2(Branch):
     def _replaced(
         self, k: Tensor, v: Tensor, log_decay: Tensor, context: Context, before: Tensor | None
     ) -> Tensor | None:
-        """Return the states (B, H, N, Dk, Dv) that a tap has replaced; None if it has not."""
+        """Offer the states (B, H, N, Dk, Dv) to the tap; return its replacement, or None."""
         if not self.offers(context.tap, "state"):
             return None
         valid, empty = context.valid, k.new_zeros(*v.shape[:2], k.shape[-1], v.shape[-1])
@@ -100,7 +100,7 @@ class Mamba2(Branch):
         return replaced_states(self, context, before, empty, lambda s: decayed_states(k, v, log_decay, s, starts))
 
     def _steps(self, x: Tensor) -> Tensor:
-        """Return the step sizes (B, H, N) of their map x (B, N, H)."""
+        """Compute the step sizes (B, H, N) from their linear map x (B, N, H)."""
         steps = F.softplus(x + self.step_bias).transpose(1, 2)
         return steps.clamp(min=self.part.min_step) if self.part.min_step else steps
 

@@ -76,7 +76,7 @@ class Retention(Branch):
     def _replaced(
         self, k: Tensor, v: Tensor, log_decay: Tensor, context: Context, before: Tensor | None
     ) -> Tensor | None:
-        """Return the states (B, H, N, Dk, Dv) that a tap has replaced; None if it has not."""
+        """Offer the states (B, H, N, Dk, Dv) to the tap; return its replacement, or None."""
         if not self.offers(context.tap, "state"):
             return None
         valid, empty = context.valid, k.new_zeros(len(v), self.num_heads, self.head_dim, self.value_dim)
@@ -86,7 +86,7 @@ class Retention(Branch):
         return replaced_states(self, context, before, empty, lambda s: decayed_states(k, v, log_decay, s, starts))
 
     def _log_decay(self, x: Tensor) -> Tensor:
-        """Return log γ of the heads, (1, H, 1)."""
+        """Return the logarithm of each head's decay γ, (1, H, 1)."""
         heads = torch.arange(self.num_heads, device=x.device, dtype=torch.float64)
         return torch.log1p(-(2.0 ** (-5 - heads)))[None, :, None].to(single_or_wider(x.dtype))
 

@@ -1,4 +1,4 @@
-"""Causal convolution of each feature by itself, as mixers have it before their state."""
+"""Depthwise causal convolution, which some mixers apply before their state."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from qkv.state.tail import extended
 
 
 class DepthwiseConvolution(Declared):
-    """Σ_t w_t ⊙ x_{i-t} + b, t < K: (B, N, F) -> (B, N, F). weight (F, K), the latest tap first.
+    """Depthwise causal convolution: (B, N, F) -> (B, N, F), y_i = Σ_t w_t ⊙ x_{i-t} + b, t < K.
 
-    State: the last K - 1 inputs, (B, K - 1, F).
+    weight (F, K): w, latest tap first. State: the last K - 1 inputs, (B, K - 1, F).
     """
 
     def __init__(self, features: int, kernel_size: int, bias: bool = True):
@@ -33,7 +33,7 @@ class DepthwiseConvolution(Declared):
         return self.weight.detach().new_zeros(batch, self.kernel_size - 1, len(self.weight))
 
     def forward(self, x: Tensor, context: Context, tail: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return (output, last K - 1 unpadded inputs). ``tail``: the previous call's inputs, None at the start."""
+        """Return (output, last K - 1 unpadded inputs). ``tail``: these inputs of the previous call; None: zeros."""
         count, before = x.shape[1], self.kernel_size - 1
         window, tail = extended(self.init_state(len(x)).to(x.dtype) if tail is None else tail, x, context.lengths)
         y = torch.zeros_like(x) if self.bias is None else self.bias.expand_as(x)
@@ -46,7 +46,7 @@ class DepthwiseConvolution(Declared):
 
 
 class ShortConvolution(DepthwiseConvolution):
-    """silu(Σ_t w_t ⊙ x_{i-t} + b), t < K."""
+    """Depthwise causal convolution followed by SiLU: silu(Σ_t w_t ⊙ x_{i-t} + b), t < K."""
 
     def forward(self, x: Tensor, context: Context, tail: Tensor | None) -> tuple[Tensor, Tensor]:
         y, tail = super().forward(x, context, tail)

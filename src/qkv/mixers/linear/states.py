@@ -1,4 +1,4 @@
-"""States of matrix-valued mixers at all positions, which a tap may read and replace."""
+"""Matrix-valued states of mixers after each position, which a tap may read and replace."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from qkv.layers.branch import Branch
 from qkv.layers.context import Context
 
 States = Callable[[Tensor], Tensor]
-"""States (B, H, N, Dk, Dv) after all positions, from the state (B, H, Dk, Dv) before them."""
+"""Function that computes the states (B, H, N, Dk, Dv) after each position from the state (B, H, Dk, Dv) before them."""
 
 
 def replaced_states(
     branch: Branch, context: Context, before: Tensor | None, like: Tensor, compute: States
 ) -> Tensor | None:
-    """Offer the states after each position to the tap, if it receives them; return the replacement, or None.
+    """Compute the states after each position and offer them to the tap, if it receives them.
+
+    Return the replacement, or None if there is none.
 
     before (B, H, Dk, Dv): state before the positions; None: zeros like ``like``.
     """
@@ -27,7 +29,9 @@ def replaced_states(
 
 
 def read_states(q: Tensor, states: Tensor, before: Tensor | None, context: Context) -> tuple[Tensor, Tensor | None]:
-    """Return (o_i = q_i S_i (B, H, N, Dv), the state after the last unpadded position; None if ``before`` is None).
+    """Compute outputs o_i = q_i S_i; return (o (B, H, N, Dv), the state after the last unpadded position).
+
+    The second is None if ``before`` is None.
 
     q (B, H, N, Dk), states (B, H, N, Dk, Dv).
     """

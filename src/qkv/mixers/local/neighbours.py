@@ -1,6 +1,6 @@
 """Mixers of neighbouring positions on a grid: the spatial shift, pooling, and MONet's products.
 
-Without a grid, the neighbours are those in the sequence.
+Without a grid, neighbours are adjacent positions of the sequence.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def _grid(context: Context, rows: Tensor) -> PositionGrid:
 
 
 class Shift(Branch):
-    """Base class of branches that shift features between neighbours, to all sides or from the previous position alone.
+    """Base class of branches that shift features between neighbours in all directions, or causally to the next one.
 
-    State, if causal: the features of the last position that are shifted, (B, 1, Σ ⌈pieces / 2⌉).
+    State, if causal: those features of the last position that are shifted, (B, 1, Σ ⌈pieces / 2⌉).
     """
 
     rewindable = False
@@ -62,7 +62,7 @@ class Shift(Branch):
         return torch.cat([part for pair in pairs for part in pair], -1), None if state is None else tail
 
     def _whole(self, rows: Tensor, real: Tensor | None, context: Context) -> Tensor:
-        """Shift the groups of each piece to all sides."""
+        """Shift the feature groups of each piece, one group in each direction."""
         grid = _grid(context, rows)
         return torch.cat([shifted(piece, *grid, real) for piece in rows.split(self.pieces, -1)], -1)
 

@@ -34,7 +34,7 @@ class PositionMatrices(Branch):
         """Create the branch. Raises ``UserError`` if the number of positions is unknown."""
         super().__init__(part, width)
         if part.length is None:
-            raise UserError(f"the length of {part.kind!r} is unknown outside of a model; give it")
+            raise UserError(f"the length of {part.kind!r} is unknown outside of a model; set length")
         self.length = part.length
 
     def mixed(self, x: Tensor, real: Tensor | None, context: Context) -> Tensor:

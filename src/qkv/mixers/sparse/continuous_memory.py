@@ -1,4 +1,4 @@
-"""Attention to a window, and to a continuous signal that holds everything before it (∞-former)."""
+"""Attention to a window, and to a continuous signal that represents all earlier positions (∞-former)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ContinuousMemory(KeyValueAttention):
         return position_ops.rotation(context.positions[:, None], frequencies)
 
     def _fit(self, like: Tensor, context: Context) -> ops.Fit:
-        """Return the regression's matrices in dtype and device of ``like``.
+        """Return the regression's matrices in the dtype and on the device of ``like``.
 
         They are copied once for all layers with the same settings.
         """
@@ -100,12 +100,12 @@ class ContinuousMemory(KeyValueAttention):
         return context.once(("fit", self.part, kind), lambda: self.fit.like(like))
 
     def _read(self, q: Tensor, memory: Tensor, fit: ops.Fit) -> Tensor:
-        """Read one memory per row with the row's queries: contexts (B, H, N, Dv)."""
+        """Read each row's memory with its queries; return the contexts (B, H, N, Dv)."""
         density = ops.Density(self.density, self.density_bias)
         return ops.read(q[:, :, None], memory[:, :, None], density, fit, self.scale)[:, :, 0]
 
     def _far(self, rows: Tensor, context: Context) -> Tensor:
-        """Compute contexts (R, N, H Dv) of whole rows: queries, and the memory's keys and values, side by side."""
+        """Compute contexts (R, N, H Dv) of whole rows of queries and the memory's keys and values, concatenated."""
         q, pairs = rows.split((self.sizes[0], self.kv_heads * self.kept_dim), -1)
         q, pairs = (
             t.unflatten(-1, (heads, -1)).transpose(1, 2) for t, heads in ((q, self.num_heads), (pairs, self.kv_heads))
@@ -137,7 +137,7 @@ class ContinuousMemory(KeyValueAttention):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute contexts, next memory and next sums for up to S positions.
 
-        bounds: number of positions that each row has read before and after the step. The first positions of a row
+        bounds: (number of positions read before the step, number after it) for each row. The first positions of a row
         belong to its current segment; if they complete it, the others belong to the next segment.
         """
         size = self.part.segment

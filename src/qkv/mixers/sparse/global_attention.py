@@ -1,4 +1,4 @@
-"""Global attention of linear cost, without softmax and without order."""
+"""Global attention of linear cost, without softmax and independent of the order of positions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class GlobalAttention(Branch):
         return self.output(offer_outputs(self, out, context, self.head_dim)), state
 
     def _attended(self, qkv: Tensor, lengths: Tensor | None) -> Tensor:
-        """Attend over whole rows, given queries, keys and values (B, N, 3 D) side by side."""
+        """Compute attention over whole rows of concatenated queries, keys and values (B, N, 3 D)."""
         rows, count, _ = qkv.shape
         if lengths is None:
             lengths = torch.full((rows,), count, device=qkv.device)

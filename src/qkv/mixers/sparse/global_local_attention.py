@@ -85,7 +85,7 @@ class GlobalLocalAttention(Branch):
         )
 
     def _places(self, context: Context) -> Places:
-        """Return the positions of the call's tokens, with the choice of global positions."""
+        """Return the positions of the call's tokens, with the global positions selected."""
         positions, valid = context.positions, context.valid
         key = positions if valid is None else positions.masked_fill(~valid, -1)
         sites = Sites(positions, key, context.segments, context.segments, given=context.visible)
@@ -101,7 +101,7 @@ class GlobalLocalAttention(Branch):
         return place(chosen, count, sites, in_place or _consecutive(positions, context.segments))
 
     def _number(self, context: Context) -> Tensor | int | None:
-        """Return the number of first positions that are global: one for all rows, per row (B, 1), or None."""
+        """Return the number of first positions that are global: for all rows, or per row (B, 1); None: none."""
         if self.part.num_global is not None:
             return self.part.num_global
         return None if context.prefix is None else context.prefix[:, None]

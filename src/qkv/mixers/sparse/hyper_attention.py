@@ -25,12 +25,13 @@ from qkv.spec.register import implements
 
 @implements(spec.HyperAttention)
 class HyperAttention(KeyValueBranch):
-    """concat_h(O_h) W_o, O from ``qkv.ops.sparse.hyper_attention`` (Han et al. 2023).
+    """HyperAttention: concat_h(O_h) W_o, with O from ``qkv.ops.sparse.hyper_attention`` (Han et al. 2023).
 
         x (B, N, D) ─ qkv ─ q, k, v (B, H, N, Dk) ─ sort, blocks, sample ─ (B, N, H Dk) ─ output ─ (B, N, D)
 
-    Rows of up to ``exact_up_to`` positions, and decoding with a state (all keys and values), have exact attention. So
-    decoding equals a forward pass up to this length; for longer rows, a forward pass estimates what decoding computes.
+    Attention is exact in rows of up to ``exact_up_to`` positions, and in decoding with a state (all keys and values).
+    So decoding equals a forward pass up to this length; for longer rows, a forward pass estimates what decoding
+    computes.
     """
 
     def __init__(self, part: spec.HyperAttention, width: int):
@@ -72,7 +73,7 @@ class HyperAttention(KeyValueBranch):
         return self.part.dropout if self.training else 0.0
 
     def _rows(self, x: Tensor, real: Tensor | None) -> Tensor:
-        """Compute the attention of rows without a state: x (R, N, 3 H Dk), q, k and v side by side -> (R, N, H Dk).
+        """Compute the attention of rows without a state: x (R, N, 3 H Dk), q, k and v concatenated -> (R, N, H Dk).
 
         Rows of at most ``exact_up_to`` positions are computed exactly; the output is 0 at padding.
         """
@@ -94,9 +95,9 @@ class HyperAttention(KeyValueBranch):
         return out.index_put((short,), F.pad(exact, (0, 0, 0, count - part.exact_up_to)))
 
     def _chance(self, q: Tensor) -> ops.Chance:
-        """Return random projections, drawn by the seed, and random numbers that select keys.
+        """Return random projections, sampled with the seed, and random numbers that select keys.
 
-        These numbers are new in each call of training, else they too are drawn by the seed.
+        In training, each call has new numbers; otherwise they too are sampled with the seed.
         """
         sizes = self.part.num_heads, self.head_dim, self.part.bits
         found = ops.chance(self.part.seed, sizes, q.shape[2], q)

@@ -55,7 +55,7 @@ class Linformer(PositionMatrices):
         return self.output(offer_outputs(self, self.over_rows(x, context), context, self.head_dim)), state
 
     def mixed(self, x: Tensor, real: Tensor | None, context: Context) -> Tensor:
-        """Attend to the mixtures of whole rows, given q, k and v side by side (R, n, 3 H Dk); return (R, n, H Dk).
+        """Attend to the mixtures of whole rows x (R, n, 3 H Dk): q, k and v, concatenated; return (R, n, H Dk).
 
         Keys and values are 0 at padding. They add nothing to a mixture, so padding has no effect.
         """

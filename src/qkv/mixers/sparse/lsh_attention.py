@@ -25,7 +25,9 @@ _EPS = 1e-6
 
 @implements(spec.LSHAttention)
 class LSHAttention(KeyValueBranch):
-    """concat_h(O_h) W_o, O from ``ops.sparse.lsh_attention``, k_j = q_j / √(|q_j|² + Dk · 10⁻⁶) (Kitaev et al. 2020).
+    """LSH attention: concat_h(O_h) W_o, with O from ``qkv.ops.sparse.lsh_attention`` (Kitaev et al. 2020).
+
+    The keys are k_j = q_j / √(|q_j|² + Dk · 10⁻⁶).
 
         x (B, N, D) ─┬─ query_key ── q (B, H, N, Dk) ─┬──────────── hash, sort, chunks ─┐
                      │                                └─ length 1 ── k (B, H, N, Dk) ───┼─ output ─ (B, N, D)
@@ -33,7 +35,7 @@ class LSHAttention(KeyValueBranch):
 
     Rows longer than ``chunk_length`` are hashed if there is no state. Shorter rows, and decoding with a state (all keys
     and values), use full attention under the mask. So decoding equals a forward pass up to ``chunk_length`` positions;
-    for longer rows, it is the limit that hashing approaches with more rounds.
+    for longer rows, hashing approaches the result of decoding as the number of rounds grows.
     """
 
     def __init__(self, part: spec.LSHAttention, width: int):

@@ -75,7 +75,7 @@ class RetrievalAttention(KeyValueAttention):
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def _searched(self, context: Context) -> list[int] | None:
-        """Return the number of first keys of each row that faiss searches: keys older than the window of every query.
+        """Return how many of its first keys faiss searches for each row: the keys older than every query's window.
 
         None if all keys are compared.
         """
@@ -85,7 +85,7 @@ class RetrievalAttention(KeyValueAttention):
         return counts if counts and max(counts) >= SEARCHED else None
 
     def _found(self, q: Tensor, k: Tensor, v: Tensor, far: AttentionProblem, counts: list[int]) -> Tensor:
-        """Attend to the retrieved keys: the best of the first ``counts`` keys, found by faiss, and of all later keys.
+        """Attend to the retrieved keys: the best of the first ``counts`` keys by faiss, and of the later keys.
 
         The later keys are all compared.
         """
