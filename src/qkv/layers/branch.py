@@ -87,9 +87,9 @@ class Branch(Observable, Declared):
 
     def like(self) -> Tensor:
         """Return a tensor with the device and dtype that a new decoding state gets."""
-        found = next(self.parameters(), None)
-        if found is not None:
-            return found
+        first = next(self.parameters(), None)
+        if first is not None:
+            return first
         stored = next(self.buffers(), None)  # quantised weights are buffers, and their activations are in fp32
         return torch.empty(0, device=None if stored is None else stored.device)
 
@@ -116,18 +116,18 @@ class MemoryBranch(Branch):
 
 def matrices(model: nn.Module) -> set[nn.Parameter]:
     """Return the weight matrices in the branches of ``model``, without tables, biases and norms."""
-    found = layouts(model)
-    return {p for name, p in _in_branches(model) if found[name].kind == "matrix"}
+    by_name = layouts(model)
+    return {p for name, p in _in_branches(model) if by_name[name].kind == "matrix"}
 
 
 def linear_maps(model: nn.Module) -> list[str]:
     """Return the paths of linear layers with a ``matrix`` weight in the branches of ``model``, in model order."""
-    found = layouts(model)
+    by_name = layouts(model)
     inside = {name for name, _ in _in_branches(model)}
     maps = (
         path for path, module in model.named_modules() if isinstance(module, nn.Linear) and f"{path}.weight" in inside
     )
-    return [path for path in maps if found[f"{path}.weight"].kind == "matrix"]
+    return [path for path in maps if by_name[f"{path}.weight"].kind == "matrix"]
 
 
 def _in_branches(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

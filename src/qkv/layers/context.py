@@ -114,10 +114,10 @@ class Context:
         """
         sizes = () if self.grid is None else self.grid.sizes
         if len(sizes) != axes:
-            found = f"a grid of {len(sizes)}" if sizes else "a sequence"
+            place = f"a grid of {len(sizes)}" if sizes else "a sequence"
             raise UserError(
                 f"{kind!r} needs positions on a grid of {axes} axes, such as image patches read in one call, and these "
-                f"are on {found}; use another kind"
+                f"are on {place}; use another kind"
             )
         return self.coordinates
 

@@ -102,27 +102,27 @@ def layouts(model: nn.Module) -> dict[str, Layout]:
     The declaration of an outer module overrides the declaration of an inner module. Raises ``UserError`` if a
     declaration names a weight that the module does not have, or does not fit the tensor's shape.
     """
-    said: dict[str, Layout] = {}
+    declarations: dict[str, Layout] = {}
     for path, module in model.named_modules():
         if isinstance(module, Declared):
             for name, layout in module.layouts().items():
                 _check_name(module, name)
-                said.setdefault(f"{path}.{name}" if path else name, layout)
+                declarations.setdefault(f"{path}.{name}" if path else name, layout)
     tensors = model.state_dict(keep_vars=True)
-    found = {name: _layout(model, name, tensor, said) for name, tensor in tensors.items()}
-    for name, layout in found.items():
+    result = {name: _layout(model, name, tensor, declarations) for name, tensor in tensors.items()}
+    for name, layout in result.items():
         _check(name, layout, tensors[name])
-    return found
+    return result
 
 
-def _layout(model: nn.Module, name: str, tensor: Tensor, said: Layouts) -> Layout:
+def _layout(model: nn.Module, name: str, tensor: Tensor, declarations: Layouts) -> Layout:
     owner, _, leaf = name.rpartition(".")
-    if name in said:
-        return said[name]
-    if owner in said and leaf == "weight":
-        return said[owner]
-    if owner in said and leaf == "bias":
-        return replace(WHOLE, out=said[owner].out)
+    if name in declarations:
+        return declarations[name]
+    if owner in declarations and leaf == "weight":
+        return declarations[owner]
+    if owner in declarations and leaf == "bias":
+        return replace(WHOLE, out=declarations[owner].out)
     if isinstance(model.get_submodule(owner), (nn.Embedding, nn.EmbeddingBag)):
         return ROWS
     return MATRIX if tensor.dim() == 2 else WHOLE
@@ -130,11 +130,11 @@ def _layout(model: nn.Module, name: str, tensor: Tensor, said: Layouts) -> Layou
 
 def _check_name(module: nn.Module, name: str) -> None:
     """Raise ``UserError`` unless ``module`` has the weight ``name``; an optional submodule may be None."""
-    found: object = module
+    part: object = module
     for step in name.split("."):
-        if found is not None and not hasattr(found, step):
+        if part is not None and not hasattr(part, step):
             raise UserError(f"{type(module).__name__} declares the layout of {name!r}, but has no such weight")
-        found = getattr(found, step, None)
+        part = getattr(part, step, None)
 
 
 def _check(name: str, layout: Layout, tensor: Tensor) -> None:

@@ -120,7 +120,9 @@ class Axial(Positions):
         super().__init__()
         self.part = part
         widths = part.widths or (width,) * len(part.shape)
-        self.tables = nn.ParameterList(torch.zeros(size, own) for size, own in zip(part.shape, widths, strict=True))
+        self.tables = nn.ParameterList(
+            torch.zeros(size, vector_size) for size, vector_size in zip(part.shape, widths, strict=True)
+        )
 
     def layouts(self) -> Layouts:
         return {f"tables.{axis}": ROWS for axis in range(len(self.part.shape))}
@@ -130,12 +132,12 @@ class Axial(Positions):
             nn.init.normal_(table, std=std)
 
     def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        found, left = [], positions
+        parts, left = [], positions
         for size, table in zip(reversed(self.part.shape), reversed(list(self.tables)), strict=True):
-            found.append(F.embedding(left % size, table))
+            parts.append(F.embedding(left % size, table))
             left = left // size
-        found.reverse()
-        return torch.cat(found, -1) if self.part.widths else torch.stack(found).sum(0)
+        parts.reverse()
+        return torch.cat(parts, -1) if self.part.widths else torch.stack(parts).sum(0)
 
 
 @implements(spec.Sinusoidal)
@@ -195,11 +197,11 @@ class Sinusoidal3D(Positions):
         axes = positions.unbind(-1)[0 if self.part.ordered else 1 :]
         borders = [self.width * i // len(axes) for i in range(len(axes) + 1)]
         widths = [end - begin for begin, end in pairwise(borders)]
-        found = [
+        parts = [
             ops.sinusoid(places, width, self.part.base, single_or_wider(dtype))
             for places, width in zip(axes, widths, strict=True)
         ]
-        return torch.cat(found, -1)
+        return torch.cat(parts, -1)
 
 
 @implements(spec.LearnedSinusoidal)

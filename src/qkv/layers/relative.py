@@ -250,8 +250,10 @@ class Bias2D(Relative, SharedTable):
     def _index(self, context: Context) -> Tensor:
         coordinates = context.on_grid(self.part.axes, self.part.kind)
         if context.grid is not None and context.grid.sizes != self.sizes:
-            given, known = (" × ".join(map(str, sizes)) for sizes in (context.grid.sizes, self.sizes))
-            raise UserError(f"{self.part.kind!r} has a table for a {known} grid, but the grid of the input is {given}")
+            grid_sizes, table_sizes = (" × ".join(map(str, sizes)) for sizes in (context.grid.sizes, self.sizes))
+            raise UserError(
+                f"{self.part.kind!r} has a table for a {table_sizes} grid, but the grid of the input is {grid_sizes}"
+            )
         return position_ops.grid_offsets(coordinates, self.sizes)
 
 

@@ -39,8 +39,8 @@ class Residual(nn.Module):
         if self.training and self.dropout:
             y = dropout(y, self.dropout)
         if self.training and self.drop_path:
-            kept = torch.rand(y.shape[0], 1, 1, device=y.device) >= self.drop_path
-            y = y * kept / (1 - self.drop_path)
+            mask = torch.rand(y.shape[0], 1, 1, device=y.device) >= self.drop_path
+            y = y * mask / (1 - self.drop_path)
         return y
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:

@@ -57,9 +57,9 @@ class LowRank(Linear):
     @property
     def stored(self) -> nn.Parameter:
         """Parameter registered as ``weight``: W, or W + s B A while the adapter is merged."""
-        found = self._parameters["weight"]
-        assert found is not None
-        return found
+        weight = self._parameters["weight"]
+        assert weight is not None
+        return weight
 
     @property
     def merged(self) -> bool:
@@ -99,11 +99,11 @@ class LowRank(Linear):
     def plain(self) -> Linear:
         """Return an equivalent linear layer without adapter."""
         with torch.device("meta"):
-            found = Linear(self.in_features, self.out_features, bias=self.bias is not None)
-        found.weight = nn.Parameter(self.weight.detach())
+            layer = Linear(self.in_features, self.out_features, bias=self.bias is not None)
+        layer.weight = nn.Parameter(self.weight.detach())
         if self.bias is not None:
-            found.bias = nn.Parameter(self.bias.detach())
-        return found.train(self.training)
+            layer.bias = nn.Parameter(self.bias.detach())
+        return layer.train(self.training)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -137,23 +137,23 @@ def fold(model: nn.Module) -> None:
 @contextmanager
 def merged(model: nn.Module) -> Iterator[None]:
     """Context manager that merges the adapters of ``model`` into the weights, and restores W exactly on exit."""
-    found = [module for module in adapters(model).values() if not module.merged]
+    modules = [module for module in adapters(model).values() if not module.merged]
     try:
-        for module in found:
+        for module in modules:
             module.merge()
         yield
     finally:
-        for module in found:
+        for module in modules:
             module.unmerge()
 
 
 def folded(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
     """Copy a state dict without adapters: replace each W by W + ``scale`` B A, and drop A and B."""
-    found = {name: tensor for name, tensor in tensors.items() if not name.endswith((f".{A}", f".{B}"))}
+    weights = {name: tensor for name, tensor in tensors.items() if not name.endswith((f".{A}", f".{B}"))}
     for name in tensors:
         path, dot, leaf = name.rpartition(".")
         if leaf == A and dot:
-            found[f"{path}.weight"] = merged_weight(
-                found[f"{path}.weight"], tensors[name], tensors[f"{path}.{B}"], scale
+            weights[f"{path}.weight"] = merged_weight(
+                weights[f"{path}.weight"], tensors[name], tensors[f"{path}.{B}"], scale
             )
-    return found
+    return weights
