@@ -52,14 +52,14 @@ class AdditiveAttention(MemoryBranch):
         return AdditiveMemory(additive_keys(vectors, self.memory.weight), vectors, memory.lengths)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        known = self.known(context, state)
-        weights = self.offer(context.tap, "weights", self._weights(x, known)[:, None])[:, 0]
-        return self.output(weights @ known.vectors), state
+        memory = self.known(context, state)
+        weights = self.offer(context.tap, "weights", self._weights(x, memory)[:, None])[:, 0]
+        return self.output(weights @ memory.vectors), state
 
-    def _weights(self, x: Tensor, known: AdditiveMemory) -> Tensor:
+    def _weights(self, x: Tensor, memory: AdditiveMemory) -> Tensor:
         """Compute attention weights P (B, N, M) of positions x (B, N, D) over the memory, in the memory's dtype."""
-        p = additive_weights(x, known.keys, self.query.weight, self.score.weight[0], known.lengths)
-        return p.to(known.vectors.dtype)
+        p = additive_weights(x, memory.keys, self.query.weight, self.score.weight[0], memory.lengths)
+        return p.to(memory.vectors.dtype)
 
     def ending(self) -> nn.Module:
         return self.output

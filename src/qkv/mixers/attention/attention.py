@@ -42,10 +42,10 @@ class KeyValueBranch(Branch):
     The store holds all positions, or under a causal window mask only those of the window and the sinks.
     """
 
-    def __init__(self, part: BranchSpec, width: int, mask: Mask, kept: tuple[int, int, int]):
-        """Create the branch. kept: sizes per position, (number of key/value heads, features per key, per value)."""
+    def __init__(self, part: BranchSpec, width: int, mask: Mask, sizes: tuple[int, int, int]):
+        """Create the branch. sizes: sizes per position, (number of key/value heads, features per key, per value)."""
         super().__init__(part, width)
-        self.kv_heads, self.head_dim, self.value_dim = kept
+        self.kv_heads, self.head_dim, self.value_dim = sizes
         self.mask = build_mask(mask)
         self.causal = mask.causal
         self.ring = (mask.reach, mask.first_visible) if mask.causal and mask.reach is not None else None
@@ -89,8 +89,8 @@ class KeyValueBranch(Branch):
         )
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
-        kept = length if self.ring is None else min(length, sum(self.ring))
-        return batch * kept * self.kv_heads * (self.head_dim + self.value_dim) * self.like().element_size()
+        positions = length if self.ring is None else min(length, sum(self.ring))
+        return batch * positions * self.kv_heads * (self.head_dim + self.value_dim) * self.like().element_size()
 
 
 class KeyValueAttention(KeyValueBranch):
@@ -214,8 +214,8 @@ class Attention(KeyValueAttention):
         return out if self.clip is None else out.clamp(-self.clip, self.clip)
 
     def layouts(self) -> Layouts:
-        own = super().layouts()
-        return own if self.sink is None else {**own, "sink": vector("q", self.num_heads, 1)}
+        layouts = super().layouts()
+        return layouts if self.sink is None else {**layouts, "sink": vector("q", self.num_heads, 1)}
 
     @property
     def reads_pages(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

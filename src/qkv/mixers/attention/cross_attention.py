@@ -78,9 +78,9 @@ class CrossAttention(MemoryBranch):
         return {**standard("q"), **read, **standard("scores", "weights", "head_outputs")}
 
     def init_state(self, batch: int, capacity: int | None = None, memory: Memory | None = None) -> MemoryKeys:
-        known = super().init_state(batch, capacity, memory)
+        keys = super().init_state(batch, capacity, memory)
         assert memory is not None
-        return known if memory.lengths.is_meta else known._replace(lengths=Counts.of(memory.lengths))
+        return keys if memory.lengths.is_meta else keys._replace(lengths=Counts.of(memory.lengths))
 
     def remember(self, memory: Memory) -> MemoryKeys:
         vectors, _ = memory.grid()
@@ -90,10 +90,10 @@ class CrossAttention(MemoryBranch):
         return MemoryKeys(k if self.key_norm is None else self.key_norm(k, _NOWHERE), v, memory.lengths)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        known = self.known(context, state)
-        projected = {"q": self._queries(x, context), "k": known.keys, "v": known.values}
+        keys = self.known(context, state)
+        projected = {"q": self._queries(x, context), "k": keys.keys, "v": keys.values}
         q, k, v = (self.offer(context.tap, name, value) for name, value in projected.items())
-        out = attend(self, (q, k, v), self._problem(known, context), context)
+        out = attend(self, (q, k, v), self._problem(keys, context), context)
         out = self.offer(context.tap, "head_outputs", out)
         return self.output(out.transpose(1, 2).flatten(2)), state
 
@@ -102,19 +102,19 @@ class CrossAttention(MemoryBranch):
         q = self.query(x).unflatten(-1, (self.part.num_heads, self.head_dim)).transpose(1, 2)
         return q if self.query_norm is None else self.query_norm(q, context)
 
-    def _problem(self, known: MemoryKeys, context: Context) -> AttentionProblem:
-        lengths = known.lengths if isinstance(known.lengths, Counts) else id(known.lengths)
-        sites = context.once(("memory", lengths, known.keys.shape[2]), lambda: self._sites(known, context))
+    def _problem(self, keys: MemoryKeys, context: Context) -> AttentionProblem:
+        lengths = keys.lengths if isinstance(keys.lengths, Counts) else id(keys.lengths)
+        sites = context.once(("memory", lengths, keys.keys.shape[2]), lambda: self._sites(keys, context))
         rate = self.part.dropout if self.training else 0.0
         return AttentionProblem(Full(), sites, self.scale, None, rate, softcap=self.part.softcap)
 
     @staticmethod
-    def _sites(known: MemoryKeys, context: Context) -> Sites:
-        count = known.keys.shape[2]
-        steps = torch.arange(count, device=known.keys.device)[None]
-        if known.is_full():
+    def _sites(keys: MemoryKeys, context: Context) -> Sites:
+        count = keys.keys.shape[2]
+        steps = torch.arange(count, device=keys.keys.device)[None]
+        if keys.is_full():
             return Sites(context.positions, steps, full=True)
-        lengths = known.lengths.tensor(steps.device) if isinstance(known.lengths, Counts) else known.lengths
+        lengths = keys.lengths.tensor(steps.device) if isinstance(keys.lengths, Counts) else keys.lengths
         return Sites(context.positions, steps.masked_fill(steps >= lengths[:, None], -1))
 
     def state_bytes(self, length: int, batch: int = 1) -> int:

@@ -44,10 +44,10 @@ class DistanceVectors(SharedTable):
 
     def forward(self, context: Context) -> Tensor:
         """Return position vectors P (2 S, D), normalised and with dropout."""
-        held = self.owner[0] if self.owner else self
-        assert held.table is not None
-        assert held.norm is not None
-        return F.dropout(held.norm(held.table, context), self.part.table_dropout, self.training)
+        holder = self.owner[0] if self.owner else self
+        assert holder.table is not None
+        assert holder.norm is not None
+        return F.dropout(holder.norm(holder.table, context), self.part.table_dropout, self.training)
 
 
 @implements(spec.DisentangledAttention)

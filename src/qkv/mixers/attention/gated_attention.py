@@ -46,14 +46,14 @@ class GatedInput(Declared):
 
     def maps(self, z: Tensor, positions: Tensor) -> list[Tensor]:
         """Compute queries and keys (B, N, S) from z (B, N, S) at ``positions`` (B or 1, N)."""
-        found = [torch.addcmul(offset, z, scale) for scale, offset in zip(self.scale, self.offset, strict=True)]
+        maps = [torch.addcmul(offset, z, scale) for scale, offset in zip(self.scale, self.offset, strict=True)]
         if self.base is None:
-            return found
+            return maps
         frequencies = position_ops.inverse_frequencies(
             self.sizes[2], self.base, positions.device, single_or_wider(z.dtype)
         )
         cos, sin = position_ops.rotation(positions, frequencies)
-        return [position_ops.rotate(each, cos, sin) for each in found]
+        return [position_ops.rotate(each, cos, sin) for each in maps]
 
 
 @implements(spec.GAU)

@@ -70,20 +70,20 @@ class LatentAttention(KeyValueBranch):
         return {**standard("q"), **latent, **standard("scores", "weights", "head_outputs")}
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        q, kept = self._projected(x, context)
-        kept, _, after, sites = self.with_past(kept, kept[..., :0], context, state)
+        q, latents = self._projected(x, context)
+        latents, _, after, sites = self.with_past(latents, latents[..., :0], context, state)
         problem = AttentionProblem(self.mask, sites, self.scale, dropout=self.dropout if self.training else 0.0)
-        absorbs = state is not None and self._absorbing_is_less(q.shape[2], kept.shape[2])
-        out = (self.absorbed if absorbs else self.expanded)(q, kept, problem, context)
+        absorbs = state is not None and self._absorbing_is_less(q.shape[2], latents.shape[2])
+        out = (self.absorbed if absorbs else self.expanded)(q, latents, problem, context)
         out = self.offer(context.tap, "head_outputs", out)
         return self.output(out.transpose(1, 2).flatten(2)), after
 
-    def expanded(self, q: Tensor, kept: Tensor, problem: AttentionProblem, context: Context) -> Tensor:
+    def expanded(self, q: Tensor, latents: Tensor, problem: AttentionProblem, context: Context) -> Tensor:
         """Compute the output (B, H, N, Dv) with the keys and values of each head computed from c.
 
         q (B, H, N, Dk + Dr); kept (B, 1, M, R + Dr): c and the rotated part, as the state holds them.
         """
-        c, turned = kept[:, 0, :, : self.rank], kept[..., self.rank :]
+        c, turned = latents[:, 0, :, : self.rank], latents[..., self.rank :]
         k, v = self.up(c).split([self.num_heads * self.key_dim, self.num_heads * self.out_dim], -1)
         k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in (k, v))
         k = torch.cat((k, turned.expand(-1, self.num_heads, -1, -1)), -1)
@@ -91,12 +91,12 @@ class LatentAttention(KeyValueBranch):
         wide = F.pad(v, (0, k.shape[-1] - self.out_dim)) if self.out_dim < k.shape[-1] else v
         return attend(self, (q, k, wide), problem, context)[..., : self.out_dim]
 
-    def absorbed(self, q: Tensor, kept: Tensor, problem: AttentionProblem, context: Context) -> Tensor:
+    def absorbed(self, q: Tensor, latents: Tensor, problem: AttentionProblem, context: Context) -> Tensor:
         """Compute the same output with the maps of keys and values applied to queries and outputs instead."""
         keys, values = self._maps()
         plain, turned = q.split([self.key_dim, self.rope_dim], -1)
         q = torch.cat((torch.einsum("bhnd,hdr->bhnr", plain, keys), turned), -1)
-        out = attend(self, (q, kept, kept), problem, context, _as_one_head)[..., : self.rank]
+        out = attend(self, (q, latents, latents), problem, context, _as_one_head)[..., : self.rank]
         return torch.einsum("bhnr,hdr->bhnd", out, values)
 
     def _maps(self) -> tuple[Tensor, Tensor]:
@@ -106,9 +106,9 @@ class LatentAttention(KeyValueBranch):
 
     def _absorbing_is_less(self, queries: int, keys: int) -> bool:
         """Return True if the absorbed form takes fewer FLOPs for ``queries`` queries and ``keys`` keys."""
-        mapped, own = self.rank * (self.key_dim + self.out_dim), self.rank + self.rope_dim
+        mapped, latent_dim = self.rank * (self.key_dim + self.out_dim), self.rank + self.rope_dim
         wide = max(self.key_dim + self.rope_dim, self.out_dim)
-        return queries * mapped + 2 * queries * keys * own < keys * mapped + 2 * queries * keys * wide
+        return queries * mapped + 2 * queries * keys * latent_dim < keys * mapped + 2 * queries * keys * wide
 
     def _projected(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """Project x to (queries (B, H, N, Dk + Dr), c and the keys' rotated part (B, 1, N, R + Dr)).

@@ -91,17 +91,17 @@ class MixedChunkAttention(Branch):
         slots, first = (before % size)[:, None] + steps, before // size * size
         new = torch.cat((z, v), -1).masked_fill((steps >= (after - before)[:, None])[..., None], 0).to(tail.dtype)
         # The empty slots of the current chunk are 0; ``count`` empty slots are appended for the next chunk.
-        held = F.pad(tail, (0, 0, 0, count)).scatter(1, slots[..., None].expand_as(new), new)
-        old_z, old_v = held.split((self.key_dim, self.hidden), -1)
+        tokens = F.pad(tail, (0, 0, 0, count)).scatter(1, slots[..., None].expand_as(new), new)
+        old_z, old_v = tokens.split((self.key_dim, self.hidden), -1)
         there = first[:, None] + torch.arange(size + count, device=z.device)
         keys = ops.Maps(*self.gated.maps(old_z, there))
         maps = ops.Maps(*self.gated.maps(z, before[:, None] + steps))
         out = ops.step(maps, keys, old_v, sums, slots, first, size)
-        tail = held[:, :size].clone()
+        tail = tokens[:, :size].clone()
         if any(one // size != other // size for one, other in bounds):
             complete = (after // size > before // size)[:, None, None]
             sums = sums + (keys.far_key[:, :size].mT @ old_v[:, :size]).where(complete, 0.0).to(sums.dtype)
-            tail = F.pad(held[:, size:], (0, 0, 0, size - count)).where(complete, tail)
+            tail = F.pad(tokens[:, size:], (0, 0, 0, size - count)).where(complete, tail)
         return out, (sums, tail)
 
     def state_bytes(self, length: int, batch: int = 1) -> int:

@@ -19,7 +19,7 @@ class Shape(nn.Module):
         super().__init__()
         self.itself, self.attended, self.uniform = (nn.Parameter(torch.ones(num_heads)) for _ in range(3))
 
-    def forward(self, out: Tensor, own: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
+    def forward(self, out: Tensor, own_values: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
         """Return α own + β out - γ mean, (B, H, N, Dv); mean: the mean of the visible values.
 
         out (B, H, N, Dv): output of attention; own (B, G, N, Dv): values at the query positions; v (B, G, M, Dv): all
@@ -27,5 +27,7 @@ class Shape(nn.Module):
         """
         groups = self.itself.shape[0] // v.shape[1]
         a, b, c = (gain.to(out.dtype)[:, None, None] for gain in (self.itself, self.attended, self.uniform))
-        own, mean = (t.repeat_interleave(groups, 1) if groups > 1 else t for t in (own, uniform(v, problem)))
-        return a * own + b * out - c * mean
+        own_values, mean = (
+            t.repeat_interleave(groups, 1) if groups > 1 else t for t in (own_values, uniform(v, problem))
+        )
+        return a * own_values + b * out - c * mean

@@ -96,11 +96,11 @@ def directions(part: spec.Favor, num_heads: int, head_dim: int, seed: int) -> Te
 def _drawn(part: spec.Favor, num_heads: int, head_dim: int, seed: int) -> Tensor:
     draw = torch.Generator().manual_seed(seed % 2**63)
     groups = math.ceil(part.num_features / head_dim)
-    found = torch.randn(num_heads, groups, head_dim, head_dim, generator=draw, dtype=torch.float64)
+    matrices = torch.randn(num_heads, groups, head_dim, head_dim, generator=draw, dtype=torch.float64)
     if part.orthogonal:
-        lengths = found.norm(dim=-1, keepdim=True)
-        independent = torch.randn(found.shape, generator=draw, dtype=torch.float64)
+        lengths = matrices.norm(dim=-1, keepdim=True)
+        independent = torch.randn(matrices.shape, generator=draw, dtype=torch.float64)
         q, r = torch.linalg.qr(independent)
         # Only with a positive diagonal of R are the directions of Q uniform (Mezzadri 2007), and φ(q) · φ(k) unbiased.
-        found = q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :] * lengths
-    return found.flatten(1, 2)[:, : part.num_features].to(torch.get_default_dtype())
+        matrices = q * r.diagonal(dim1=-2, dim2=-1).sign()[..., None, :] * lengths
+    return matrices.flatten(1, 2)[:, : part.num_features].to(torch.get_default_dtype())

@@ -57,11 +57,11 @@ class LinearAttention(Branch):
         if not self.causal:
             return each_row(x, context, lambda rows, real: self._whole(rows, real, context), self.spec.kind), state
         q, k, v = self._heads(x, context)
-        found = self._replaced((q, k, v), context, state)
-        if found is None:
-            found = linear_attention(q, k, v, state, context.valid, context.segments, self.chunk)
-        out = self.offer(context.tap, "head_outputs", found[0])
-        return self.output(out.transpose(1, 2).flatten(2)), found[1]
+        outputs = self._replaced((q, k, v), context, state)
+        if outputs is None:
+            outputs = linear_attention(q, k, v, state, context.valid, context.segments, self.chunk)
+        out = self.offer(context.tap, "head_outputs", outputs[0])
+        return self.output(out.transpose(1, 2).flatten(2)), outputs[1]
 
     def _replaced(
         self, qkv: tuple[Tensor, Tensor, Tensor], context: Context, state: State | None

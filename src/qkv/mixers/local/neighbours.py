@@ -58,7 +58,7 @@ class Shift(Branch):
         if context.segments is not None:
             before = before * same_document(context.segments, 1)[..., None]
         moved = before.split(self.moving, -1)
-        pairs = ((first, own) for first, (_, own) in zip(moved, halves, strict=True))
+        pairs = ((first, half) for first, (_, half) in zip(moved, halves, strict=True))
         return torch.cat([part for pair in pairs for part in pair], -1), None if state is None else tail
 
     def _whole(self, rows: Tensor, real: Tensor | None, context: Context) -> Tensor:

@@ -60,15 +60,15 @@ class ContinuousMemory(KeyValueAttention):
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q, k, v = self.projected(x, context)
         pairs = self.memory(x)
-        store, *kept = (None,) if state is None else state
+        store, *memory = (None,) if state is None else state
         near, store = self._near(q, k, v, context, store)
         if state is None:
             rows = torch.cat((q.transpose(1, 2).flatten(2), pairs), -1)
             far = each_row(rows, context, lambda rows, _: self._far(rows, context), self.spec.kind)
         else:
             pairs = pairs.unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
-            far, *kept = self._continued(q, pairs, context, *kept)
-            far, state = far.transpose(1, 2).flatten(2), (store, *kept)
+            far, *memory = self._continued(q, pairs, context, *memory)
+            far, state = far.transpose(1, 2).flatten(2), (store, *memory)
         out = offer_outputs(self, near.transpose(1, 2).flatten(2) + far, context, self.value_dim)
         return self.output(out), state
 

@@ -117,11 +117,11 @@ def _of_global(places: Places, rows: int) -> Sites:
     def at(t: Tensor) -> Tensor:
         return t.expand(rows, -1).gather(1, index)
 
-    given = (
+    visible = (
         None if sites.given is None else sites.given.gather(1, index[..., None].expand(-1, -1, sites.given.shape[2]))
     )
     segments = None if sites.query_segment is None else at(sites.query_segment)
-    return Sites(at(sites.query), sites.key, segments, sites.key_segment, given=given)
+    return Sites(at(sites.query), sites.key, segments, sites.key_segment, given=visible)
 
 
 def _in_place(positions: Tensor) -> bool:

@@ -100,8 +100,8 @@ class HyperAttention(KeyValueBranch):
         In training, each call has new numbers; otherwise they too are sampled with the seed.
         """
         sizes = self.part.num_heads, self.head_dim, self.part.bits
-        found = ops.chance(self.part.seed, sizes, q.shape[2], q)
-        return found._replace(draws=torch.rand(q.shape[:3], device=q.device)) if self.training else found
+        chance = ops.chance(self.part.seed, sizes, q.shape[2], q)
+        return chance._replace(draws=torch.rand(q.shape[:3], device=q.device)) if self.training else chance
 
     def ending(self) -> nn.Module:
         return self.output

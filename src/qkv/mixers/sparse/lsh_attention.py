@@ -76,22 +76,22 @@ class LSHAttention(KeyValueBranch):
         if context.segments is None:
             return ops.attention(q, k, v, row, self.hashing, dropout)
         valid = context.valid
-        found = documents(context.segments if valid is None else context.segments.masked_fill(~valid, -1))
-        q, k, v = (found.apart(t.transpose(1, 2)).transpose(1, 2) for t in (q, k, v))
-        out = ops.attention(q, k, v, _of_documents(row, found), self.hashing, dropout)
-        return found.together(out.transpose(1, 2)).transpose(1, 2)
+        packed = documents(context.segments if valid is None else context.segments.masked_fill(~valid, -1))
+        q, k, v = (packed.apart(t.transpose(1, 2)).transpose(1, 2) for t in (q, k, v))
+        out = ops.attention(q, k, v, _of_documents(row, packed), self.hashing, dropout)
+        return packed.together(out.transpose(1, 2)).transpose(1, 2)
 
     def ending(self) -> nn.Module:
         return self.output
 
 
-def _of_documents(row: ops.RowPositions, found: Documents) -> ops.RowPositions:
+def _of_documents(row: ops.RowPositions, packed: Documents) -> ops.RowPositions:
     """Unpack packed rows: one row per document, for LSH attention, which sorts whole rows."""
     count = row.positions.shape[1]
-    origin, place = found.table[:, 0] // count, found.table % count
+    origin, place = packed.table[:, 0] // count, packed.table % count
     prefix = None if row.prefix is None else row.prefix[origin]
-    given = None if row.given is None else row.given[origin[:, None, None], place[:, :, None], place[:, None, :]]
-    return ops.RowPositions(found.lengths, found.apart(row.positions), row.mask, prefix, given)
+    visible = None if row.given is None else row.given[origin[:, None, None], place[:, :, None], place[:, None, :]]
+    return ops.RowPositions(packed.lengths, packed.apart(row.positions), row.mask, prefix, visible)
 
 
 def _itself(sites: Sites, q: Tensor) -> Tensor:

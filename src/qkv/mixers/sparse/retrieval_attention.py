@@ -68,10 +68,10 @@ class RetrievalAttention(KeyValueAttention):
             Older(self.part.window), sites, self.scale, dropout=dropout, top_k=self.part.num_retrieved
         )
         counts = self._searched(context) if state is not None else None
-        found = attention(q, k, v, far) if counts is None else self._found(q, k, v, far, counts)
+        remote = attention(q, k, v, far) if counts is None else self._found(q, k, v, far, counts)
         share = (sites.query >= self.part.window).to(q.dtype)[:, None, :, None]
         share = share * self.gate.sigmoid().to(q.dtype)[:, None, None]
-        out = self.offer(context.tap, "head_outputs", local + share * (found - local))
+        out = self.offer(context.tap, "head_outputs", local + share * (remote - local))
         return self.output(out.transpose(1, 2).flatten(2)), state
 
     def _searched(self, context: Context) -> list[int] | None:
@@ -115,5 +115,5 @@ class RetrievalAttention(KeyValueAttention):
         blind = best[..., :1].isinf()
         weights = best.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
         weights = torch.zeros_like(scores).scatter(-1, chosen, weights)
-        kept = places.shape[-1]
-        return (weights[..., None, :kept] @ old_v)[..., 0, :] + weights[..., kept:] @ v[:, :, first:]
+        count = places.shape[-1]
+        return (weights[..., None, :count] @ old_v)[..., 0, :] + weights[..., count:] @ v[:, :, first:]
