@@ -34,8 +34,8 @@ def build(spec: Model, seed: int = 0, start: Start | None = None) -> Transformer
     limit_threads()
     keep_freed_memory()
     with usual_settings(device=False), torch.random.fork_rng(devices=[]):
-        own = getattr(start, "seed", None)
-        torch.manual_seed(seed if own is None else own)
+        start_seed = getattr(start, "seed", None)
+        torch.manual_seed(seed if start_seed is None else start_seed)
         model = Transformer(spec)
         _initialise(model, spec)
     if isinstance(start, ConstructedStart):

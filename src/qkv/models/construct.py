@@ -35,26 +35,26 @@ def construct(model: Transformer, start: ConstructedStart) -> None:
 def _weight(piece: WeightPiece, stored: dict[str, Layout], place: str) -> str:
     """Return the state-dict name of the tensor that contains ``piece``."""
     if piece.layer is None:
-        prefix, known = "", list(stored)
+        prefix, candidates = "", list(stored)
     else:
         prefix = f"blocks.{piece.layer}.branches.{piece.branch}.body."
-        known = [name for name in stored if name.startswith(prefix)]
-        if not known:
+        candidates = [name for name in stored if name.startswith(prefix)]
+        if not candidates:
             blocks = 1 + max((int(name.split(".")[1]) for name in stored if name.startswith("blocks.")), default=-1)
             where = f"layer {piece.layer} has no branch {piece.branch} with weights"
             raise UserError(f"{place}: {where}; the model has {blocks} layers")
     if piece.weight:
-        wanted = prefix + piece.weight
-        found = next((name for name in (wanted, wanted + _SUFFIX) if name in stored), None)
-        if found is None:
-            raise UserError(f"{place}: the model has no weight {wanted!r}; {nearest(wanted, known)}")
-        return found
-    holders = [name for name in known if any(each.name == piece.piece for each in _pieces(stored[name]))]
+        target = prefix + piece.weight
+        match = next((name for name in (target, target + _SUFFIX) if name in stored), None)
+        if match is None:
+            raise UserError(f"{place}: the model has no weight {target!r}; {nearest(target, candidates)}")
+        return match
+    holders = [name for name in candidates if any(each.name == piece.piece for each in _pieces(stored[name]))]
     matrices = [name for name in holders if name.endswith(_SUFFIX)] or holders
     if len(matrices) != 1:
-        names = sorted({each.name for name in known for each in _pieces(stored[name])})
-        said = f"has {len(matrices)} weights with a piece {piece.piece!r}" if matrices else f"has no {piece.piece!r}"
-        raise UserError(f"{place}: branch {piece.branch} of layer {piece.layer} {said}; pieces: {', '.join(names)}")
+        names = sorted({each.name for name in candidates for each in _pieces(stored[name])})
+        problem = f"has {len(matrices)} weights with a piece {piece.piece!r}" if matrices else f"has no {piece.piece!r}"
+        raise UserError(f"{place}: branch {piece.branch} of layer {piece.layer} {problem}; pieces: {', '.join(names)}")
     return matrices[0]
 
 
@@ -74,8 +74,8 @@ def _view(tensor: Tensor, layout: Layout, piece: WeightPiece, place: str) -> Ten
                 return _of_head(tensor.narrow(axis, begin, each.size), axis, each, piece.head, place)
             begin += each.size
     names = [each.name for each in _pieces(layout)]
-    known = nearest(piece.piece, names) if names else "it is not divided"
-    raise UserError(f"{place} has no piece {piece.piece!r}; {known}")
+    hint = nearest(piece.piece, names) if names else "it is not divided"
+    raise UserError(f"{place} has no piece {piece.piece!r}; {hint}")
 
 
 def _of_head(part: Tensor, axis: int, piece: Piece, head: int | None, place: str) -> Tensor:
@@ -96,9 +96,9 @@ def _write(part: Tensor, values: Values, place: str) -> None:
         part.copy_(torch.eye(*part.shape, dtype=part.dtype, device=part.device))
         return
     try:
-        found = torch.tensor(values, dtype=part.dtype, device=part.device)
+        tensor = torch.tensor(values, dtype=part.dtype, device=part.device)
     except ValueError:
         raise UserError(f"{place}: the values have rows of different lengths") from None
-    if found.dim() and found.shape != part.shape:
-        raise UserError(f"{place}: the values have the shape {list(found.shape)}, the weight has {list(part.shape)}")
-    part.copy_(found.expand(part.shape))
+    if tensor.dim() and tensor.shape != part.shape:
+        raise UserError(f"{place}: the values have the shape {list(tensor.shape)}, the weight has {list(part.shape)}")
+    part.copy_(tensor.expand(part.shape))

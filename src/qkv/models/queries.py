@@ -20,13 +20,13 @@ class Queries(nn.Module):
         assert positions is not None  # the spec refuses queries without positions
         self.positions = positions
 
-    def forward(self, x: Tensor, context: Context, known: Memory) -> tuple[Tensor, Context]:
+    def forward(self, x: Tensor, context: Context, memory: Memory) -> tuple[Tensor, Context]:
         """Return (queries (B, Q, D), their context) for an input x (B, N, Dm).
 
-        ``known``: output of the latents, which the returned context passes to cross-attention as memory.
+        ``memory``: output of the latents, which the returned context passes to cross-attention as memory.
         """
         if self.count is not None:
             context = Context(torch.arange(self.count, device=x.device)[None], tap=context.tap)
         q = self.positions.vectors(context, x.dtype).to(x.dtype).expand(x.shape[0], -1, -1)
         positions, lengths = context.positions, context.lengths
-        return q, Context(positions, lengths, tap=context.tap, memories={MEMORY: known}, grid=context.grid)
+        return q, Context(positions, lengths, tap=context.tap, memories={MEMORY: memory}, grid=context.grid)

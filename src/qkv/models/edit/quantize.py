@@ -75,12 +75,12 @@ def compute_in_fp32(model: nn.Module) -> None:
     Matrices in bf16 stay in bf16, without a copy: kernels convert them as they read them. No kernel reads fp16, so fp16
     weights are converted to fp32 if that takes less than half of the free memory; otherwise the model is unchanged.
     """
-    held = Counter[torch.dtype]()
+    counts = Counter[torch.dtype]()
     for weight in model.parameters():
-        held[weight.dtype] += weight.numel()
-    if not held:
+        counts[weight.dtype] += weight.numel()
+    if not counts:
         return
-    (most, count), *_ = held.most_common()
+    (most, count), *_ = counts.most_common()
     if most == torch.bfloat16:
         quantize(model, Quantization.parse({"bits": 16}))
     elif most == torch.float16:

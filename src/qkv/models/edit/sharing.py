@@ -30,31 +30,31 @@ def share_weights(models: Sequence[nn.Module]) -> int:
     change of a shared weight affects all models that share it.
     """
     saved = _join_equal(models)
-    holders = Counter(place for model in models for place in {id(held) for *_, held in _places(model)})
+    holders = Counter(place for model in models for place in {id(weight) for *_, weight in _places(model)})
     for model in models:
         _settle(model, holders)
-    lay_out(*(model for model in models if any(holders[id(held)] > 1 for *_, held in _places(model))))
+    lay_out(*(model for model in models if any(holders[id(weight)] > 1 for *_, weight in _places(model))))
     return saved
 
 
 def weight_bytes(models: Iterable[nn.Module]) -> int:
     """Return the size in bytes of the weights of all models; a tensor that several models hold is counted once."""
-    return sum({id(held): held.nbytes for model in models for *_, held in _places(model)}.values())
+    return sum({id(weight): weight.nbytes for model in models for *_, weight in _places(model)}.values())
 
 
 def _join_equal(models: Iterable[nn.Module]) -> int:
     """Replace equal tensors by the first of them; return the size in bytes of the replaced tensors."""
-    known: dict[Hashable, list[Tensor]] = {}
+    groups: dict[Hashable, list[Tensor]] = {}
     given_up: dict[int, Tensor] = {}
     for model in models:
-        for owner, path, name, held in _places(model):
-            alike = known.setdefault((path, held.shape, held.dtype, held.device), [])
-            first = next((other for other in alike if other is held or _same_bits(other, held)), None)
+        for owner, path, name, weight in _places(model):
+            alike = groups.setdefault((path, weight.shape, weight.dtype, weight.device), [])
+            first = next((other for other in alike if other is weight or _same_bits(other, weight)), None)
             if first is None:
-                alike.append(held)
-            elif first is not held:
-                owner[name], given_up[id(held)] = first, held
-    return sum(held.nbytes for held in given_up.values())
+                alike.append(weight)
+            elif first is not weight:
+                owner[name], given_up[id(weight)] = first, weight
+    return sum(weight.nbytes for weight in given_up.values())
 
 
 def _settle(model: nn.Module, holders: Counter[int]) -> None:
@@ -71,9 +71,9 @@ def _places(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, str, Tensor
     for path, module in model.named_modules():
         for owner in (module._parameters, module._buffers):
             yield from (
-                (owner, f"{path}.{name}", name, held)
-                for name, held in list(owner.items())
-                if held is not None and held.layout == torch.strided
+                (owner, f"{path}.{name}", name, weight)
+                for name, weight in list(owner.items())
+                if weight is not None and weight.layout == torch.strided
             )
 
 

@@ -39,13 +39,13 @@ class Transferred(NamedTuple):
 def transplant(old: nn.Module, new: nn.Module) -> list[Transferred]:
     """Copy the weights of ``old`` into ``new`` where they fit, in place; return one record per tensor."""
     theirs, before, after = old.state_dict(), layouts(old), layouts(new)
-    found, seen = [], set[int]()
-    for name, own in new.state_dict(keep_vars=True).items():
-        if id(own) in seen:
+    records, seen = [], set[int]()
+    for name, tensor in new.state_dict(keep_vars=True).items():
+        if id(tensor) in seen:
             continue
-        seen.add(id(own))
-        found.append(_take(name, own, theirs.get(name), (before.get(name), after[name])))
-    return found
+        seen.add(id(tensor))
+        records.append(_take(name, tensor, theirs.get(name), (before.get(name), after[name])))
+    return records
 
 
 def in_words(moved: list[Transferred]) -> list[tuple[str, str]]:
@@ -56,16 +56,16 @@ def in_words(moved: list[Transferred]) -> list[tuple[str, str]]:
     layers: dict[tuple[str, str], list[str]] = {}
     every: dict[str, set[str]] = {}  # layers of each stack, by path prefix
     for one in moved:
-        found = _LAYER.search(one.path)
-        layer = found[0] if found else ""
+        match = _LAYER.search(one.path)
+        layer = match[0] if match else ""
         layers.setdefault((_LAYER.sub("*", one.path, count=1), one.how), []).append(layer)
-        every.setdefault(one.path[: found.start()] if found else "", set()).add(layer)
-    return [(_named(path, known, every), how) for (path, how), known in layers.items()]
+        every.setdefault(one.path[: match.start()] if match else "", set()).add(layer)
+    return [(_named(path, indices, every), how) for (path, how), indices in layers.items()]
 
 
-def _named(path: str, known: list[str], every: dict[str, set[str]]) -> str:
+def _named(path: str, indices: list[str], every: dict[str, set[str]]) -> str:
     stack, star, _ = path.partition("*")
-    return path if not star or len(known) == len(every[stack]) else path.replace("*", _some(known), 1)
+    return path if not star or len(indices) == len(every[stack]) else path.replace("*", _some(indices), 1)
 
 
 def _some(layers: list[str]) -> str:
@@ -73,25 +73,25 @@ def _some(layers: list[str]) -> str:
 
 
 @torch.no_grad()
-def _take(name: str, own: Tensor, given: Tensor | None, stored: tuple[Layout | None, Layout]) -> Transferred:
-    size, (before, after) = own.numel(), stored
-    if given is None or own.shape[1:] != given.shape[1:] or own.dim() != given.dim():
+def _take(name: str, target: Tensor, source: Tensor | None, stored: tuple[Layout | None, Layout]) -> Transferred:
+    size, (before, after) = target.numel(), stored
+    if source is None or target.shape[1:] != source.shape[1:] or target.dim() != source.dim():
         return Transferred(name, NEW, size, 0)
     if before and before.out != after.out and _names(before) == _names(after):
-        return _by_piece(name, own, given, before.out, after.out)
+        return _by_piece(name, target, source, before.out, after.out)
     if before and before.sizes != after.sizes:
-        moved = regridded(given, before, after)
+        moved = regridded(source, before, after)
         if moved is None:
             return Transferred(name, NEW, size, 0)
-        own.copy_(moved)
+        target.copy_(moved)
         return Transferred(name, "resampled to another grid", size, size)
-    if own.shape == given.shape:
-        own.copy_(given)
+    if target.shape == source.shape:
+        target.copy_(source)
         return Transferred(name, KEPT, size, size)
     if after.kind == "rows":
-        rows = min(len(own), len(given))
-        own[:rows].copy_(given[:rows])
-        return Transferred(name, f"{rows:,} of {len(own):,} rows kept", size, own[:rows].numel())
+        rows = min(len(target), len(source))
+        target[:rows].copy_(source[:rows])
+        return Transferred(name, f"{rows:,} of {len(target):,} rows kept", size, target[:rows].numel())
     return Transferred(name, NEW, size, 0)
 
 
@@ -100,46 +100,46 @@ def _names(layout: Layout) -> set[str]:
 
 
 def _by_piece(
-    name: str, own: Tensor, given: Tensor, before: tuple[Piece, ...], after: tuple[Piece, ...]
+    name: str, target: Tensor, source: Tensor, before: tuple[Piece, ...], after: tuple[Piece, ...]
 ) -> Transferred:
     """Transfer each piece of a tensor, such as the queries, from the piece of the same name in the old tensor.
 
-    own, given: the new and the old tensor.   before, after: pieces of the old and of the new tensor.
+    own, source: the new and the old tensor.   before, after: pieces of the old and of the new tensor.
     """
     ways: dict[str, list[str]] = {}
-    taken = 0
+    count = 0
     there = {
-        piece.name: (piece, rows) for piece, rows in zip(before, given.split([p.size for p in before]), strict=True)
+        piece.name: (piece, rows) for piece, rows in zip(before, source.split([p.size for p in before]), strict=True)
     }
-    for piece, mine in zip(after, own.split([p.size for p in after]), strict=True):
+    for piece, mine in zip(after, target.split([p.size for p in after]), strict=True):
         was, theirs = there[piece.name]
-        made, how = _regrouped(mine, theirs, was.head, piece.head)
+        tensor, how = _regrouped(mine, theirs, was.head, piece.head)
         ways.setdefault(how, []).append(piece.name)
-        if made is not None:
-            mine.copy_(made)
-            taken += mine.numel()
+        if tensor is not None:
+            mine.copy_(tensor)
+            count += mine.numel()
     if list(ways) == [NEW]:
-        return Transferred(name, NEW, own.numel(), 0)
+        return Transferred(name, NEW, target.numel(), 0)
     return Transferred(
-        name, "; ".join(f"{', '.join(letters)}: {how}" for how, letters in ways.items()), own.numel(), taken
+        name, "; ".join(f"{', '.join(letters)}: {how}" for how, letters in ways.items()), target.numel(), count
     )
 
 
-def _regrouped(own: Tensor, given: Tensor, was: int | None, width: int | None) -> tuple[Tensor | None, str]:
-    """Convert ``given`` to the number of heads of ``own``; return (tensor, description), or (None, reason) if
+def _regrouped(target: Tensor, source: Tensor, was: int | None, width: int | None) -> tuple[Tensor | None, str]:
+    """Convert ``source`` to the number of heads of ``target``; return (tensor, description), or (None, reason) if
     impossible.
 
-    was, width: features per head of ``given`` and of ``own``; None without heads.
+    was, width: features per head of ``source`` and of ``target``; None without heads.
     """
-    if own.shape == given.shape:
-        return given, KEPT if was == width else f"{KEPT}, split into heads of {width} features instead of {was}"
+    if target.shape == source.shape:
+        return source, KEPT if was == width else f"{KEPT}, split into heads of {width} features instead of {was}"
     if width is None or was != width:
         return None, NEW
-    heads, wanted = len(given) // width, len(own) // width
-    if heads % wanted == 0:
-        each = at_least_single(given.unflatten(0, (wanted, heads // wanted, width))).mean(1)
-        return each.flatten(0, 1).to(own), f"means of {heads // wanted} heads"
-    if wanted % heads == 0:
-        each = given.unflatten(0, (heads, width)).repeat_interleave(wanted // heads, 0)
-        return each.flatten(0, 1), f"each head copied {wanted // heads} times"
+    heads, heads_needed = len(source) // width, len(target) // width
+    if heads % heads_needed == 0:
+        each = at_least_single(source.unflatten(0, (heads_needed, heads // heads_needed, width))).mean(1)
+        return each.flatten(0, 1).to(target), f"means of {heads // heads_needed} heads"
+    if heads_needed % heads == 0:
+        each = source.unflatten(0, (heads, width)).repeat_interleave(heads_needed // heads, 0)
+        return each.flatten(0, 1), f"each head copied {heads_needed // heads} times"
     return None, NEW

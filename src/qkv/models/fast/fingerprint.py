@@ -22,11 +22,11 @@ class Fingerprint:
 
     def __init__(self, modules: Sequence[nn.Module]):
         owners = [owner for m in modules for owner in (m._modules, m._parameters, m._buffers)]
-        held = list(_entries(owners))
-        self._all, self._number = owners, len(held)
-        self._owners = [owner for owner, _, _ in held]
-        self._names, self._held = [name for _, name, _ in held], [kept for _, _, kept in held]
-        self._tensors = [kept for kept in self._held if isinstance(kept, Tensor)]
+        entries = list(_entries(owners))
+        self._all, self._number = owners, len(entries)
+        self._owners = [owner for owner, _, _ in entries]
+        self._names, self._held = [name for _, name, _ in entries], [value for _, _, value in entries]
+        self._tensors = [value for value in self._held if isinstance(value, Tensor)]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self._hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self._compared, self._heard = promised(), any(self._hooks)
@@ -36,10 +36,10 @@ class Fingerprint:
 
         Inside the context manager ``unchanged``, the comparison runs at most once; later calls return True.
         """
-        given = promised()
-        if given is not None and given is self._compared:
+        promise = promised()
+        if promise is not None and promise is self._compared:
             return True
-        self._compared, self._heard = given, any(self._hooks)
+        self._compared, self._heard = promise, any(self._hooks)
         return (
             sum(map(len, self._all)) == self._number
             and all(map(operator.is_, map(dict.get, self._owners, self._names), self._held))
@@ -57,7 +57,7 @@ class Fingerprint:
 def _entries(owners: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """Yield (owner, name, entry) for each entry of the owners: a module, a tensor or None."""
     for owner in owners:
-        yield from ((owner, name, held) for name, held in owner.items())
+        yield from ((owner, name, entry) for name, entry in owner.items())
 
 
 def observed(kind: str) -> bool:

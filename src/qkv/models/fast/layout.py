@@ -36,17 +36,17 @@ def lay_out(*models: nn.Module) -> None:
     if not new:
         return
     _laid_out.update(new)
-    held = _weights(new)
-    if not huge_pages.possible() or sum(t.nbytes for t in held) < _LEAST:
-        held = [t for t in held if not t.is_contiguous()]
+    tensors = _weights(new)
+    if not huge_pages.possible() or sum(t.nbytes for t in tensors) < _LEAST:
+        tensors = [t for t in tensors if not t.is_contiguous()]
     free = free_memory()
-    if free is not None and sum(t.nbytes for t in held) > free // 2:
+    if free is not None and sum(t.nbytes for t in tensors) > free // 2:
         return
     changed()
     several: list[Tensor] = []
-    while held:
-        several.append(held.pop())
-        if not held or sum(t.nbytes for t in several) >= _AT_ONCE:
+    while tensors:
+        several.append(tensors.pop())
+        if not tensors or sum(t.nbytes for t in several) >= _AT_ONCE:
             _copy(several)
             several.clear()
 

@@ -60,7 +60,7 @@ def beyond(spec: Spec) -> str:
     for field, about in type(spec).model_fields.items():
         value = getattr(spec, field)
         if field in fields.computed:
-            inner = next((found for part in _parts(value) if (found := beyond(part))), "")
+            inner = next((inner_name for part in _parts(value) if (inner_name := beyond(part))), "")
             if inner:
                 return inner if isinstance(spec, Block) else f"{name} with {field} {inner}"
         elif field not in fields.elsewhere:

@@ -55,8 +55,8 @@ class Unknown(Exception):
 
 def refuse_beyond(spec: Spec) -> None:
     """Raise ``Unknown`` if the library does not support all of ``spec``."""
-    if found := beyond(spec):
-        raise Unknown(found)
+    if name := beyond(spec):
+        raise Unknown(name)
 
 
 class NativeStep:
@@ -107,13 +107,13 @@ class NativeStep:
 
     def _run(
         self,
-        wanted: int,
+        output: int,
         arrival: Arrival,
         state: Sequence[Any],
         x: Tensor | None = None,
         tokens: Sequence[int] = (),
     ) -> Tensor:
-        """Run all steps on x (M, D) or tokens (M), without padding; return the buffer with index ``wanted``, (M,
+        """Run all steps on x (M, D) or tokens (M), without padding; return the buffer with index ``output``, (M,
         width).
         """
         stores, rotations = [_room(store, arrival) for store in self._stores(state)], list[Rotation]()
@@ -121,7 +121,7 @@ class NativeStep:
             positions = arrival.positions if arrival.real is None else arrival.positions[arrival.real][None]
             context = Context(positions, arrival=arrival)
             rotations = [rope.angles(context, torch.float32) for rope in self._ropes.values()]
-        return self.steps.run(arrival.past, arrival.counts, stores, wanted, rotations, x, tokens)
+        return self.steps.run(arrival.past, arrival.counts, stores, output, rotations, x, tokens)
 
     def _stores(self, state: Sequence[Any]) -> Iterator[Any]:
         return (state[i][j] for i, j in self._attentions)
@@ -268,7 +268,7 @@ Step = TypeVar("Step", bound=NativeStep)
 
 
 def step_of(
-    made: WeakKeyDictionary[nn.Module, Step],
+    steps: WeakKeyDictionary[nn.Module, Step],
     stack: nn.Module,
     parts: Sequence[nn.Module],
     arrival: Arrival,
@@ -277,16 +277,16 @@ def step_of(
 ) -> Step | None:
     """Return the step of class ``kind`` for the new positions of a call; None if ``parts`` must be called instead.
 
-    A step is built once from the ``parts`` of a stack and cached in ``made``, the steps by stack.
+    A step is built once from the ``parts`` of a stack and cached in ``steps``, the steps by stack.
     """
     if stack.training or observed("cpu") or not library.available():
         return None
     if not 0 < sum(arrival.counts) <= MOST_VECTORS:
         return None
-    found = made.get(stack)
-    if found is None or not found.current(parts):
-        found = made[stack] = kind(parts)
-        if found.known:
+    step = steps.get(stack)
+    if step is None or not step.current(parts):
+        step = steps[stack] = kind(parts)
+        if step.known:
             case = f"up to {MOST_VECTORS} new positions, {kind.covers}"
             choose(_OP, case, lambda: Choice(_OP, case, "native", f"one call for {kind.covers}"))
-    return found if not found.fingerprint.heard() and found.takes(state) else None
+    return step if not step.fingerprint.heard() and step.takes(state) else None

@@ -175,10 +175,10 @@ def _parts(stack: Any) -> list[nn.Module]:
 
 def _place(x: Tensor, arrival: Arrival, state: Sequence[Any]) -> Hashable:
     """Grow all stores for a step; return its shapes and addresses, or None if a store is not dense."""
-    held = list(stores(state))
-    if any(type(store) is not Dense for store in held):
+    row_stores = list(stores(state))
+    if any(type(store) is not Dense for store in row_stores):
         return None
-    rooms = [t for store in held for t in store.room(arrival.end)]  # type: ignore[attr-defined]
+    rooms = [t for store in row_stores for t in store.room(arrival.end)]  # type: ignore[attr-defined]
     return x.shape, x.dtype, x.device, *((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in rooms)
 
 
@@ -198,12 +198,12 @@ def replayed_step(stack: Any, x: Tensor, context: Context, state: Sequence[Any])
     kind, one = x.device.type, x.shape[1] == 1 and context.lengths is None
     if kind not in RECORDERS or not one or context.tap is not None or stack.training or _off() or observed(kind):
         return None
-    found = _made.steps.get(stack)
-    if stack not in _made.steps or (found is not None and not found.current(stack)):
-        found = _made.steps[stack] = ReplayedStep(stack) if _replayable(stack) else None
-    if found is None or found.fingerprint.heard() or not found.prepare(stack, x, context, state):
+    step = _made.steps.get(stack)
+    if stack not in _made.steps or (step is not None and not step.current(stack)):
+        step = _made.steps[stack] = ReplayedStep(stack) if _replayable(stack) else None
+    if step is None or step.fingerprint.heard() or not step.prepare(stack, x, context, state):
         return None
-    return found
+    return step
 
 
 def _replayable(stack: Any) -> bool:

@@ -76,10 +76,10 @@ class _Chunked(torch.autograd.Function):
         nats = hidden.new_zeros((), dtype=single_or_wider(hidden.dtype))
         hidden_grad = torch.zeros_like(hidden)
         grads = [torch.zeros_like(p) for p in parameters]
-        for i, (share, wanted) in enumerate(_shares(hidden, targets, rows)):
+        for i, (share, target) in enumerate(_shares(hidden, targets, rows)):
             with torch.enable_grad():
                 share = share.detach().requires_grad_()
-                loss = cross_entropy(head(share), wanted, smoothing)
+                loss = cross_entropy(head(share), target, smoothing)
             first, *rest = torch.autograd.grad(loss, (share, *parameters))
             nats += loss.detach()
             hidden_grad[i * rows : i * rows + len(first)] = first

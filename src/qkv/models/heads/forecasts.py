@@ -113,11 +113,11 @@ class Quantiles(Forecast):
 
     def around(self, errors: Tensor) -> Tensor:
         levels = torch.tensor(self.levels, dtype=errors.dtype, device=errors.device)
-        found = errors.nanquantile(levels, 0).nan_to_num().T.contiguous()
-        found[:, : self._middle].clamp_(max=0.0)
-        found[:, self._middle] = 0.0
-        found[:, self._middle + 1 :].clamp_(min=0.0)
-        return found
+        quantiles = errors.nanquantile(levels, 0).nan_to_num().T.contiguous()
+        quantiles[:, : self._middle].clamp_(max=0.0)
+        quantiles[:, self._middle] = 0.0
+        quantiles[:, self._middle + 1 :].clamp_(min=0.0)
+        return quantiles
 
 
 class _Distribution(Forecast):
@@ -140,11 +140,11 @@ class _Distribution(Forecast):
 
     def around(self, errors: Tensor) -> Tensor:
         variance = errors.square().nanmean(0).nan_to_num()
-        found = [torch.zeros_like(variance)]
+        offsets = [torch.zeros_like(variance)]
         for value, least in zip(self.shape(errors, variance), (_LEAST, 2.01), strict=False):
             above = (value - least).clamp(min=1e-6)
-            found.append(above + torch.log(-torch.expm1(-above)))  # inverse of softplus
-        return torch.stack(found, -1)
+            offsets.append(above + torch.log(-torch.expm1(-above)))  # inverse of softplus
+        return torch.stack(offsets, -1)
 
     def shape(self, errors: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
         """Fit the scale (H) and any further parameters to errors (N, H) around 0; variance (H): mean squared errors."""

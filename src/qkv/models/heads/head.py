@@ -66,8 +66,8 @@ class Head(Declared):
         """Reshape outputs of rows (B, C) to the shape that ``forward`` returns; by default, return them unchanged."""
         return outputs
 
-    def decode(self, outputs: Tensor, asked: Tensor) -> Tensor:
-        """Predict classes (B, N) from outputs (B, N, C) at the positions where the mask ``asked`` (B, N) is True.
+    def decode(self, outputs: Tensor, mask: Tensor) -> Tensor:
+        """Predict classes (B, N) from outputs (B, N, C) at the positions where the mask ``mask`` (B, N) is True.
 
         By default, the class with the highest output at each position. Classes at other positions are undefined.
         """
@@ -262,16 +262,16 @@ class CRFTagger(Tagger):
         score = sequence_score(emissions, classes, lengths, self._transitions)
         return (log_partition(emissions, lengths, self._transitions) - score).sum()
 
-    def decode(self, outputs: Tensor, asked: Tensor) -> Tensor:
-        """Find the best sequence of classes over the positions where ``asked`` is True, by the Viterbi algorithm."""
-        order, lengths = _first(asked)
-        found = best_sequence(_ordered(at_least_single(outputs), order), lengths, self._transitions)
-        return torch.zeros_like(found).scatter(1, order, found)
+    def decode(self, outputs: Tensor, mask: Tensor) -> Tensor:
+        """Find the best sequence of classes over the positions where ``mask`` is True, by the Viterbi algorithm."""
+        order, lengths = _first(mask)
+        best = best_sequence(_ordered(at_least_single(outputs), order), lengths, self._transitions)
+        return torch.zeros_like(best).scatter(1, order, best)
 
 
-def _first(asked: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (order of positions (B, N) with those where ``asked`` is True first, number of these in each row (B))."""
-    return asked.logical_not().long().argsort(dim=1, stable=True), asked.sum(1)
+def _first(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (order of positions (B, N) with those where ``mask`` is True first, number of these in each row (B))."""
+    return mask.logical_not().long().argsort(dim=1, stable=True), mask.sum(1)
 
 
 def _ordered(outputs: Tensor, order: Tensor) -> Tensor:

@@ -71,12 +71,12 @@ class MixtureOfGaussians(Head):
         Log weights are divided by the temperature, and standard deviations multiplied by it. At temperature 0, return
         the mean of the component with the greatest weight.
         """
-        found = self.mixture(outputs)
+        mixture = self.mixture(outputs)
         rows = torch.arange(len(outputs))
         if temperature == 0:
-            return found.means[rows, found.weights.argmax(-1)]
+            return mixture.means[rows, mixture.weights.argmax(-1)]
         uniform = torch.stack([torch.rand((), generator=each, dtype=torch.float64) for each in generators])
-        total = (found.weights.double().cpu() / temperature).softmax(-1).cumsum(-1)
+        total = (mixture.weights.double().cpu() / temperature).softmax(-1).cumsum(-1)
         chosen = (total < uniform[:, None] * total[:, -1:]).sum(-1).clamp(max=self.components - 1)
         noise = torch.stack([torch.randn(self.features, generator=each) for each in generators]).to(outputs.device)
-        return found.means[rows, chosen] + temperature * found.deviations[rows, chosen] * noise
+        return mixture.means[rows, chosen] + temperature * mixture.deviations[rows, chosen] * noise

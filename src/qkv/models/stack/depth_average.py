@@ -31,9 +31,9 @@ class DepthAverage(nn.Module):
         if str(i) not in self.weights:
             return outputs[-1]
         weights = self.weights[str(i)].to(outputs[-1].dtype)
-        first, *others = self.part.averaged(i)
+        first, *earlier = self.part.averaged(i)
         y = weights[0] * outputs[first]
-        for place, j in enumerate(others, 1):
+        for place, j in enumerate(earlier, 1):
             y = torch.addcmul(y, weights[place], outputs[j])
         return y
 

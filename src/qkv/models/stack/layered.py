@@ -85,8 +85,8 @@ class Layered(Declared):
         """
         x, walked = self._entering(x), self.walked
         outputs = [] if self.depth_average is None else [x]
-        for i, (block, known) in enumerate(zip(walked, state or (None,) * len(walked), strict=True)):
-            x, after = self._through(block, x, context.of_layer(i), known)
+        for i, (block, past) in enumerate(zip(walked, state or (None,) * len(walked), strict=True)):
+            x, after = self._through(block, x, context.of_layer(i), past)
             if self.depth_average is not None:
                 outputs.append(x)
                 x = self.depth_average(outputs)
@@ -113,10 +113,10 @@ class Layered(Declared):
 
         ``pages``: whether branches that can read pages keep keys and values in pages (``qkv.state.pages``).
         """
-        known = memories or {}
+        by_name = memories or {}
 
         def begun(branch: Branch, layer: int) -> Any:
-            memory = {"memory": known[branch.memory_name].of_layer(layer)} if branch.spec.reads_memory else {}
+            memory = {"memory": by_name[branch.memory_name].of_layer(layer)} if branch.spec.reads_memory else {}
             state = branch.init_state(batch, capacity, **memory)
             return Paged.instead(state) if pages and branch.reads_pages else state
 

@@ -98,17 +98,17 @@ class Megabyte(Segmentation):
         """Compute the outputs (B, N, D) of whole rows, all patches in parallel."""
         batch, count, width = x.shape
         size, patches = self.part.size, count // self.part.size + 1
-        known = context.lengths
+        lengths = context.lengths
         steps, inner = (
             torch.arange(max(size, patches), device=x.device)[None],
-            None if known is None else known // size + 1,
+            None if lengths is None else lengths // size + 1,
         )
         over = self._over(x[:, : (patches - 1) * size], Context(steps[:, :patches], inner, tap=context.tap))
         later = torch.cat((x.new_zeros(batch, 1, width), x, x.new_zeros(batch, patches * size - count - 1, width)), 1)
         local = self._begun(later.view(batch * patches, size, width)) + over.flatten(0, 1)
-        ends = torch.full((1, 1), count, device=x.device) if known is None else known[:, None]
+        ends = torch.full((1, 1), count, device=x.device) if lengths is None else lengths[:, None]
         inside = (ends + 1 - size * torch.arange(patches, device=x.device)).clamp(0, size).expand(batch, -1).flatten()
-        full = known is None and count + 1 == patches * size
+        full = lengths is None and count + 1 == patches * size
         y, _ = stack.read(local, Context(steps[:, :size], None if full else inside, tap=context.tap))
         return y.view(batch, patches * size, width)[:, 1 : count + 1]
 
@@ -138,13 +138,13 @@ class Megabyte(Segmentation):
         local = self._begun(later.unflatten(1, (-1, size))) + signals
         rest, blocks = _rest(local[:, 0], now, context, stack, state.blocks)
         after, blocks = _patches(local[:, 1:], now, context, stack, blocks)
-        found = torch.cat((rest, after), 1)
-        places = now.outputs(x.shape[1], rest.shape[1]).clamp(max=found.shape[1] - 1)
-        return picked(found, places), PatchState(blocks, patches, now.current(signals), now.current(values))
+        outputs = torch.cat((rest, after), 1)
+        places = now.outputs(x.shape[1], rest.shape[1]).clamp(max=outputs.shape[1] - 1)
+        return picked(outputs, places), PatchState(blocks, patches, now.current(signals), now.current(values))
 
     def _signals(self, values: Tensor, now: _Call, context: Context, state: PatchState) -> tuple[Tensor, Any]:
         """Return (outputs of the global blocks for current and later patches (B, M + 1, P, D), their next state)."""
-        batch, known, patches = values.shape[0], state.signal[:, None], state.patches
+        batch, signals, patches = values.shape[0], state.signal[:, None], state.patches
         read = [begins + full for begins, full in zip(now.begins, now.full, strict=True)]
         if count := max(read):
             joined = self.join(values[:, :-1].flatten(2))
@@ -153,10 +153,10 @@ class Megabyte(Segmentation):
             new = picked(joined, (lead + torch.arange(count, device=now.device)).clamp(max=joined.shape[1] - 1))
             past = [p // now.size + 1 if p else 0 for p in now.past]
             h, patches = self.patches.read(new, _inside(past, read, count, batch, context, now.device), patches)
-            known = torch.cat((known, self._said(h).to(known.dtype)), 1)
+            signals = torch.cat((signals, self._said(h).to(signals.dtype)), 1)
         lead = column(now.begins, now.device).long()
-        places = (lead + torch.arange(values.shape[1], device=now.device)).clamp(max=known.shape[1] - 1)
-        return picked(known.flatten(2), places).view_as(values), patches
+        places = (lead + torch.arange(values.shape[1], device=now.device)).clamp(max=signals.shape[1] - 1)
+        return picked(signals.flatten(2), places).view_as(values), patches
 
 
 class _Call:
@@ -185,8 +185,8 @@ class _Call:
         steps = torch.arange((max(self.full) + 1) * self.size, device=self.device)
         offset, counts = column(self.offset, self.device), column(self.counts, self.device)
         places = torch.where(steps < offset, steps, self.size + steps - offset)
-        found = picked(torch.cat((current, x.to(current.dtype)), 1), places.clamp(max=self.size + x.shape[1] - 1))
-        return found.masked_fill((steps >= offset + counts)[..., None], 0).unflatten(1, (-1, self.size))
+        inputs = picked(torch.cat((current, x.to(current.dtype)), 1), places.clamp(max=self.size + x.shape[1] - 1))
+        return inputs.masked_fill((steps >= offset + counts)[..., None], 0).unflatten(1, (-1, self.size))
 
     def current(self, patches: Tensor) -> Tensor:
         """Select from ``patches`` (B, M + 1, P, D) the patch that is current after the call, (B, P, D)."""
@@ -218,18 +218,18 @@ def _patches(local: Tensor, now: _Call, context: Context, stack: Layered, blocks
     if not count:
         return local.flatten(1, 2), blocks
     ends = each_of([j + n + 1 for j, n in zip(now.offset, now.counts, strict=True)], batch)
-    taken = [min(now.size, max(0, end - now.size * (i + 1))) for end in ends for i in range(count)]
-    most = max(taken)  # below P if only one patch is begun: rows of equal length then need no padding
-    inside = _inside([0] * len(taken), taken, most, len(taken), context, now.device)
-    y, begun = stack.read(local.flatten(0, 1)[:, :most], inside, stack.begin(len(taken), now.size))
+    counts = [min(now.size, max(0, end - now.size * (i + 1))) for end in ends for i in range(count)]
+    most = max(counts)  # below P if only one patch is begun: rows of equal length then need no padding
+    inside = _inside([0] * len(counts), counts, most, len(counts), context, now.device)
+    y, begun = stack.read(local.flatten(0, 1)[:, :most], inside, stack.begin(len(counts), now.size))
     last = [batch + b * count + full - 1 if full else b for b, full in enumerate(each_of(now.full, batch))]
     return y.unflatten(0, (batch, count)).flatten(1, 2), rows(join(blocks, begun), last)
 
 
 def _inside(
-    past: Sequence[int], taken: Sequence[int], count: int, batch: int, context: Context, device: torch.device
+    past: Sequence[int], counts: Sequence[int], count: int, batch: int, context: Context, device: torch.device
 ) -> Context:
-    """Build the context of ``count`` positions after ``past``, of which ``taken`` are unpadded, for ``batch`` rows."""
-    lengths = None if min(taken) == count else Counts(each_of(taken, batch))
+    """Build the context of ``count`` positions after ``past``, of which ``counts`` are unpadded, for ``batch`` rows."""
+    lengths = None if min(counts) == count else Counts(each_of(counts, batch))
     arrival = Arrival(Counts(each_of(past, batch)), count, lengths, device)
     return Context(arrival.positions, arrival.lengths, arrival=arrival, tap=context.tap)

@@ -63,16 +63,16 @@ class RecurrentMemory(Segmentation):
         batch, count, _ = x.shape
         past, counts = places_of(context, count)
         blocks, memory = (None, self._first(batch)) if state is None else state
-        found, segments = list[Tensor](), list(_segments(self.part, past, counts, ends=state is not None))
+        outputs, segments = list[Tensor](), list(_segments(self.part, past, counts, ends=state is not None))
         for number, now in enumerate(segments):
             if number and self.part.bptt and number % self.part.bptt == 0:
                 memory = memory.detach()
             y, blocks = stack.read(*self._inside(x, memory, now, context, blocks is not None), blocks)
-            found.append(y)
+            outputs.append(y)
             memory = self._written(memory, y, now)
             blocks = None if blocks is None else self._emptied(blocks, now, stack, batch)
         after = None if blocks is None else Carried(blocks, memory)
-        return (_outputs(self.part, found, segments, past, x), after) if found else (x, after)
+        return (_outputs(self.part, outputs, segments, past, x), after) if outputs else (x, after)
 
     def _inside(
         self, x: Tensor, memory: Tensor, now: _Segment, context: Context, stateful: bool
@@ -81,10 +81,10 @@ class RecurrentMemory(Segmentation):
         first, last = now.span
         size, device = self.part.num_memory, x.device
         steps = torch.arange(now.width, device=device)
-        lead, taken, done = (column(counts, device) for counts in (now.lead, now.taken, now.done))
-        own = (size + done - first + steps - lead).clamp(size, size + max(0, last - first - 1))
-        ending = (steps - lead - taken).clamp(0, size - 1)
-        place = torch.where(steps < lead, steps, torch.where(steps < lead + taken, own, ending))
+        lead, counts_read, done = (column(counts, device) for counts in (now.lead, now.taken, now.done))
+        memory_place = (size + done - first + steps - lead).clamp(size, size + max(0, last - first - 1))
+        ending = (steps - lead - counts_read).clamp(0, size - 1)
+        place = torch.where(steps < lead, steps, torch.where(steps < lead + counts_read, memory_place, ending))
         row = picked(torch.cat((memory, x[:, first:last]), 1), place)
         lengths = None if len(now.lead) == 1 else Counts(now.sizes)
         if not stateful:
@@ -134,7 +134,7 @@ class _Segment:
     def sizes(self) -> list[int]:
         """Number of positions of the pass in each row, memory included."""
         both = zip(self.lead, self.taken, self.ends, strict=True)
-        return [lead + taken + self.size * end for lead, taken, end in both]
+        return [lead + count + self.size * end for lead, count, end in both]
 
     @property
     def width(self) -> int:
@@ -144,7 +144,7 @@ class _Segment:
     @property
     def span(self) -> tuple[int, int]:
         """Range (first, end) of the positions of the call that any row reads in this pass; ``end`` is exclusive."""
-        read = [(done, done + taken) for done, taken in zip(self.done, self.taken, strict=True) if taken]
+        read = [(done, done + count) for done, count in zip(self.done, self.taken, strict=True) if count]
         return min(first for first, _ in read), max(last for _, last in read)
 
 
@@ -154,16 +154,16 @@ def _segments(part: spec.RecurrentMemory, past: Sequence[int], counts: Sequence[
     ends: True to write the memory at the end of every full segment, False to write it only if more positions follow.
     """
     done, size = [0] * len(past), part.num_memory
-    while any(taken < count for taken, count in zip(done, counts, strict=True)):
+    while any(numbers < count for numbers, count in zip(done, counts, strict=True)):
         at = [(p + d) % part.segment for p, d in zip(past, done, strict=True)]
-        taken = [min(count - d, part.segment - j) for count, d, j in zip(counts, done, at, strict=True)]
-        after = [a + b for a, b in zip(done, taken, strict=True)]
-        full = [t > 0 and j + t == part.segment for j, t in zip(at, taken, strict=True)]
+        numbers = [min(count - d, part.segment - j) for count, d, j in zip(counts, done, at, strict=True)]
+        after = [a + b for a, b in zip(done, numbers, strict=True)]
+        full = [t > 0 and j + t == part.segment for j, t in zip(at, numbers, strict=True)]
         yield _Segment(
             before=[size + j if j else 0 for j in at],
-            lead=[size if t and not j else 0 for j, t in zip(at, taken, strict=True)],
+            lead=[size if t and not j else 0 for j, t in zip(at, numbers, strict=True)],
             done=done,
-            taken=taken,
+            taken=numbers,
             ends=[f and (ends or a < count) for f, a, count in zip(full, after, counts, strict=True)],
             size=size,
         )
@@ -171,13 +171,13 @@ def _segments(part: spec.RecurrentMemory, past: Sequence[int], counts: Sequence[
 
 
 def _outputs(
-    part: spec.RecurrentMemory, found: list[Tensor], segments: list[_Segment], past: list[int], x: Tensor
+    part: spec.RecurrentMemory, outputs: list[Tensor], segments: list[_Segment], past: list[int], x: Tensor
 ) -> Tensor:
-    """Gather the outputs (B, N, D) at the positions of x (B, N, D) from the outputs of all passes, ``found``."""
+    """Gather the outputs (B, N, D) at the positions of x (B, N, D) from the outputs of all passes, ``outputs``."""
     widths = torch.tensor([0, *(now.width for now in segments)], device=x.device)
     start, lead = column(past, x.device) % part.segment, column(segments[0].lead, x.device)
     places = start + torch.arange(x.shape[1], device=x.device)
     number = (places // part.segment).clamp(max=len(segments) - 1)
-    own = torch.where(number == 0, lead - start, part.num_memory) + places - part.segment * number
-    inside = torch.minimum(own, widths[number + 1] - 1)  # padding has no output: keep its index in range
-    return picked(torch.cat(found, 1), widths.cumsum(0)[number] + inside)
+    place_in_pass = torch.where(number == 0, lead - start, part.num_memory) + places - part.segment * number
+    inside = torch.minimum(place_in_pass, widths[number + 1] - 1)  # padding has no output: keep its index in range
+    return picked(torch.cat(outputs, 1), widths.cumsum(0)[number] + inside)

@@ -94,17 +94,19 @@ class _Reversible(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        found: list[Tensor | None] = [None] * len(ctx.leaves)
+        gradients: list[Tensor | None] = [None] * len(ctx.leaves)
         for (slot, context), surroundings in zip(reversed(ctx.slots), reversed(ctx.surroundings), strict=True):
             with surroundings.again():
                 read, y, leaves = _computed(slot, x.chunk(2, -1)[0], context, ctx.leaves)
             of_read, *of_leaves = _gradients(y, [read, *leaves], grad.chunk(2, -1)[1])
-            found = [a if b is None else b if a is None else a + b for a, b in zip(found, of_leaves, strict=True)]
+            gradients = [
+                a if b is None else b if a is None else a + b for a, b in zip(gradients, of_leaves, strict=True)
+            ]
             with torch.no_grad():
                 x = slot.residual.separated(x, y.detach())
-                kept, passed = grad.chunk(2, -1)
-                grad = torch.cat((passed, kept if of_read is None else kept + of_read), -1)
-        return None, grad, *found
+                rest, passed = grad.chunk(2, -1)
+                grad = torch.cat((passed, rest if of_read is None else rest + of_read), -1)
+        return None, grad, *gradients
 
 
 @torch.enable_grad()

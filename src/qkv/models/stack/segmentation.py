@@ -71,10 +71,10 @@ class Segmentation(Declared):
             )
         if context.segments is None:
             return self.read(x, context, stack, state)
-        found = documents(context.segments)
-        steps = torch.arange(found.table.shape[1], device=x.device)[None]
-        y, _ = self.read(found.apart(x), Context(steps, found.lengths, tap=context.tap), stack, None)
-        return found.together(y), None
+        packed = documents(context.segments)
+        steps = torch.arange(packed.table.shape[1], device=x.device)[None]
+        y, _ = self.read(packed.apart(x), Context(steps, packed.lengths, tap=context.tap), stack, None)
+        return packed.together(y), None
 
 
 def build_segmentation(part: SegmentationSpec, width: int) -> Segmentation:
