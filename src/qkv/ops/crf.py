@@ -56,8 +56,8 @@ def best_sequence(emissions: Tensor, lengths: Tensor, transitions: Transitions) 
         inside = (place < lengths)[:, None]
         best = torch.where(inside, scores + emissions[:, place], best)
         came.append(torch.where(inside, source, torch.arange(source.shape[1], device=source.device)))
-    found = [(best + transitions.end).argmax(-1)]
+    path = [(best + transitions.end).argmax(-1)]
     for source in reversed(came):
-        found.append(source.gather(1, found[-1][:, None])[:, 0])
+        path.append(source.gather(1, path[-1][:, None])[:, 0])
     inside = torch.arange(emissions.shape[1], device=emissions.device) < lengths[:, None]
-    return torch.stack(found[::-1], 1) * inside
+    return torch.stack(path[::-1], 1) * inside

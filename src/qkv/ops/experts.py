@@ -27,8 +27,8 @@ def mixed(x: Tensor, chosen: Tensor, weights: Tensor, experts: Sequence[Expert])
     order = chosen.flatten().argsort(stable=True)
     pieces = x.index_select(0, order // k).split(_sizes(chosen, len(experts)))
     # Experts without positions are called only with gradients enabled, so that their gradients are 0 and not None.
-    found = [f(piece) for f, piece in zip(experts, pieces, strict=True) if piece.shape[0] or torch.is_grad_enabled()]
-    out = torch.cat(found) if found else torch.zeros_like(x)
+    outputs = [f(piece) for f, piece in zip(experts, pieces, strict=True) if piece.shape[0] or torch.is_grad_enabled()]
+    out = torch.cat(outputs) if outputs else torch.zeros_like(x)
     out = out.index_select(0, order.argsort()).unflatten(0, (count, k))
     return (weights.to(out.dtype)[..., None] * out).sum(1)
 
@@ -41,14 +41,14 @@ def _sizes(chosen: Tensor, num_experts: int) -> list[int]:
     return torch.bincount(chosen.flatten(), minlength=num_experts).tolist()
 
 
-def within_groups(scores: Tensor, groups: int, kept: int, best: int) -> Tensor:
-    """Mask scores (..., E): set experts outside of the ``kept`` best groups to -inf.
+def within_groups(scores: Tensor, groups: int, count: int, best: int) -> Tensor:
+    """Mask scores (..., E): set experts outside of the ``count`` best groups to -inf.
 
     The experts are divided into ``groups`` groups of consecutive experts. Groups are ranked by the sum of their
     ``best`` largest scores (DeepSeek-V2 and V3, 2024).
     """
     grouped = scores.unflatten(-1, (groups, -1))
-    chosen = grouped.topk(best).values.sum(-1).topk(kept).indices
+    chosen = grouped.topk(best).values.sum(-1).topk(count).indices
     inside = torch.zeros(grouped.shape[:-1], dtype=torch.bool, device=scores.device).scatter(-1, chosen, True)
     return grouped.masked_fill(~inside[..., None], -torch.inf).flatten(-2)
 

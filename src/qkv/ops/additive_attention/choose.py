@@ -19,7 +19,7 @@ def additive_keys(memory: Tensor, w_k: Tensor) -> Tensor:
     return linear(memory, w_k)
 
 
-def _declared(q: Tensor, keys: Tensor, *others: Tensor) -> Unseen:
+def _declared(q: Tensor, keys: Tensor, *arguments: Tensor) -> Unseen:
     return Unseen(q.shape[:2].numel() * keys.shape[1] * keys.element_size())
 
 

@@ -142,9 +142,9 @@ def _sees_a_band(problem: AttentionProblem, num_queries: int, num_keys: int) -> 
     """Return whether the mask, such as a window, hides at least two thirds of the (query, key) blocks."""
     if not problem.sites.aligned or num_queries < 4 * banded.BLOCK:
         return False
-    found = banded.bands(problem.mask, num_queries, num_keys)
-    visible = sum(-(-(keys.stop - keys.start) // banded.BLOCK) for band in found for keys in band)
-    return visible < len(found) * -(-num_keys // banded.BLOCK) / 3
+    blocks = banded.bands(problem.mask, num_queries, num_keys)
+    visible = sum(-(-(keys.stop - keys.start) // banded.BLOCK) for band in blocks for keys in band)
+    return visible < len(blocks) * -(-num_keys // banded.BLOCK) / 3
 
 
 def _is_plain(problem: AttentionProblem, num_queries: int, num_keys: int) -> bool:

@@ -85,18 +85,18 @@ class AttentionProblem:
 def scores(q: Tensor, k: Tensor, problem: AttentionProblem) -> Tensor:
     """Compute the scores (B, H, N, M) before the softmax, -inf where a key is hidden or not among the top k."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    found = problem.capped(problem.scale * q @ k.transpose(-1, -2))
+    result = problem.capped(problem.scale * q @ k.transpose(-1, -2))
     bias = problem.bias()
     if bias is not None:
-        found = found + bias
-    found = found.masked_fill(~problem.sites.visible(problem.mask, q.shape[1]), -torch.inf)
+        result = result + bias
+    result = result.masked_fill(~problem.sites.visible(problem.mask, q.shape[1]), -torch.inf)
     if problem.chooses(k.shape[2]):
         assert problem.top_k is not None
-        left_out = torch.ones_like(found, dtype=torch.bool).scatter(
-            -1, largest(found, problem.top_k, problem.sites.key), False
+        left_out = torch.ones_like(result, dtype=torch.bool).scatter(
+            -1, largest(result, problem.top_k, problem.sites.key), False
         )
-        found = found.masked_fill(left_out, -torch.inf)
-    return found
+        result = result.masked_fill(left_out, -torch.inf)
+    return result
 
 
 def weights(q: Tensor, k: Tensor, problem: AttentionProblem) -> Tensor:

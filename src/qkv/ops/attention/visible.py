@@ -29,17 +29,17 @@ def visible_pairs(mask: Mask, num_queries: int, num_keys: int) -> int:
         count = max(_MOST // num_keys, 1)
         queries = offset + (2 * torch.arange(count) + 1) * num_queries // (2 * count)
         return _seen(mask, queries, slice(0, num_keys), num_keys) * num_queries // count
-    found = 0
+    pairs = 0
     for first in range(offset, num_keys, _BLOCK):
         queries = torch.arange(first, min(first + _BLOCK, num_keys))
         for start in range(0, num_keys, _BLOCK):
             keys = slice(start, min(start + _BLOCK, num_keys))
             span = Span(first, int(queries[-1]), keys.start, keys.stop - 1)
             if mask.sees_all(span):
-                found += len(queries) * (keys.stop - keys.start)
+                pairs += len(queries) * (keys.stop - keys.start)
             elif mask.may_see(span):
-                found += _seen(mask, queries, keys, num_keys)
-    return found
+                pairs += _seen(mask, queries, keys, num_keys)
+    return pairs
 
 
 def _seen(mask: Mask, queries: Tensor, keys: slice, length: int) -> int:

@@ -31,8 +31,8 @@ class Maps(NamedTuple):
 
 def _scores(maps: Maps, v: Tensor, chunk: int, causal: bool, real: object = None) -> Unseen:
     pair = 2 * v.shape[0] * (maps.query.shape[2] + v.shape[2])
-    found = unseen_scores(maps.query[:, None], v[:, None], pair, chunk)
-    return found if causal else Unseen(found.stored)
+    result = unseen_scores(maps.query[:, None], v[:, None], pair, chunk)
+    return result if causal else Unseen(result.stored)
 
 
 @declares(_scores)
@@ -49,19 +49,19 @@ def whole(maps: Maps, v: Tensor, chunk: int, causal: bool, real: Tensor | None =
     near = squared_relu((q * scale) @ k.mT)
     steps = torch.arange(1, size + 1, device=v.device)
     if causal:
-        found = (near.tril() @ values) / steps[:, None]
+        outputs = (near.tril() @ values) / steps[:, None]
         if q.shape[1] == 1:
-            return found[:, 0]
+            return outputs[:, 0]
         sums = at_least_single(far_k.mT @ values).cumsum(1).to(v.dtype)
         before = F.pad(sums[:, :-1], (0, 0, 0, 0, 1, 0))
         number = (torch.arange(q.shape[1], device=v.device) * size).clamp(min=1)[:, None, None]
     else:
         there = torch.ones(1, count, dtype=torch.bool, device=v.device) if real is None else real
-        own = cut(there[:, None], size)[:, 0].sum(-1)  # (B, n)
-        found = (near @ values) / own.clamp(min=1)[..., None, None]
+        keys_per_chunk = cut(there[:, None], size)[:, 0].sum(-1)  # (B, n)
+        outputs = (near @ values) / keys_per_chunk.clamp(min=1)[..., None, None]
         before = at_least_single(far_k.mT @ values).sum(1, keepdim=True).to(v.dtype)
-        number = own.sum(-1).clamp(min=1)[:, None, None, None]
-    return (found + (far_q * scale) @ before / number).to(v.dtype).flatten(1, 2)[:, :count]
+        number = keys_per_chunk.sum(-1).clamp(min=1)[:, None, None, None]
+    return (outputs + (far_q * scale) @ before / number).to(v.dtype).flatten(1, 2)[:, :count]
 
 
 def step(maps: Maps, keys: Maps, v: Tensor, sums: Tensor, slots: Tensor, first: Tensor, chunk: int) -> Tensor:

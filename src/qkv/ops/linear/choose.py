@@ -71,10 +71,10 @@ def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None = None)
         return TWINS[choice("training, small" if size < _SMALL else "training", transposed).twin](x, weight, bias)
     rows = x.numel() // x.shape[-1]
     if rows == 1:
-        found = row_choice(weight.shape[1], weight.shape[0], transposed)
+        best = row_choice(weight.shape[1], weight.shape[0], transposed)
     else:
-        found = choice(kind_of(rows, size), transposed)
-    return TWINS[found.twin](x, weight, bias)
+        best = choice(kind_of(rows, size), transposed)
+    return TWINS[best.twin](x, weight, bias)
 
 
 def kind_of(rows: int, size: int) -> str:
@@ -124,10 +124,10 @@ def row_choice(inner: int, outer: int, transposed: bool = False) -> Choice:
         runs = {name: _each(TWINS[name], torch.ones(1, inner), weights) for name in _candidates(_ONE, transposed)}
         return _decided(case, runs, f"forward, {len(weights)} times")
 
-    found = chosen("linear", case)
-    if found is None:
-        found = choose("linear", case, decide, TWINS if size < _SMALLEST_ROW else _known(_ONE))
-    return found
+    best = chosen("linear", case)
+    if best is None:
+        best = choose("linear", case, decide, TWINS if size < _SMALLEST_ROW else _known(_ONE))
+    return best
 
 
 def _ones(outer: int, inner: int, transposed: bool) -> Tensor:

@@ -22,14 +22,14 @@ _ACCELERATOR = (4096, 1024, 4096)
 _CLEAR = 3.0
 
 
-def autocast(asked: str, device: torch.device) -> torch.autocast:
+def autocast(lowest: str, device: torch.device) -> torch.autocast:
     """Return an autocast context for matrix products in the precision ``runs_in(asked, device)``; weights stay fp32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=runs_in(asked, device) == "bf16")
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=runs_in(lowest, device) == "bf16")
 
 
-def runs_in(asked: str, device: torch.device) -> str:
-    """Return the precision of matrix products, "bf16" or "fp32". ``asked``: lowest precision that the user allows."""
-    return choice(device).twin if asked == "bf16" else "fp32"
+def runs_in(lowest: str, device: torch.device) -> str:
+    """Return the precision of matrix products, "bf16" or "fp32". ``lowest``: lowest precision that the user allows."""
+    return choice(device).twin if lowest == "bf16" else "fp32"
 
 
 def choice(device: torch.device) -> Choice:
@@ -44,15 +44,15 @@ def choice(device: torch.device) -> Choice:
 def _measured(case: str, device: torch.device) -> Choice:
     """Time a linear layer forward and backward: fp32 by its fastest implementation, bf16 including casts."""
     for size in (_TINY, _SAMPLES.get(device.type, _ACCELERATOR)):
-        found = timing.race({name: _run(name, size, device) for name in ("fp32", "bf16")})
-        reason = told(f"forward and backward at {' × '.join(map(str, size))}", found)
-        if len(found.seconds) < 2:
-            return Choice("precision", case, "bf16" if "fp32" in found.failed else "fp32", reason)
-        gain = found.seconds["fp32"] / found.seconds["bf16"]
+        times = timing.race({name: _run(name, size, device) for name in ("fp32", "bf16")})
+        reason = told(f"forward and backward at {' × '.join(map(str, size))}", times)
+        if len(times.seconds) < 2:
+            return Choice("precision", case, "bf16" if "fp32" in times.failed else "fp32", reason)
+        gain = times.seconds["fp32"] / times.seconds["bf16"]
         if gain < 1 / _CLEAR:
             break
-    taken, gain = ("bf16", gain) if gain > NOISE else ("fp32", max(1.0, 1 / gain))
-    return Choice("precision", case, taken, reason, gain)
+    twin, gain = ("bf16", gain) if gain > NOISE else ("fp32", max(1.0, 1 / gain))
+    return Choice("precision", case, twin, reason, gain)
 
 
 def _run(precision: str, size: tuple[int, int, int], device: torch.device) -> Callable[[], object]:

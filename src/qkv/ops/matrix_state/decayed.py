@@ -54,17 +54,17 @@ def decayed(
         k = k * valid[:, None, :, None]
         log_decay = None if log_decay is None else log_decay * valid[:, None]
     size = count if by_reference() else min(chunk, count)
-    found = decays(log_decay, segments, v, size)
+    rates = decays(log_decay, segments, v, size)
     q, k, v = (cut(each, size) for each in (q, k, v))
-    inside = ((q @ k.mT) * found.within) @ v
-    starts, ends = q * found.into[..., None], (k * found.out[..., None]).mT
-    outs, kept, chunks = [], state, inside.shape[2]
+    inside = ((q @ k.mT) * rates.within) @ v
+    starts, ends = q * rates.into[..., None], (k * rates.out[..., None]).mT
+    outs, carried, chunks = [], state, inside.shape[2]
     # Unbind instead of slicing, since the gradient of each slice is as large as the whole tensor.
-    each = zip(inside.unbind(2), starts.unbind(2), ends.unbind(2), v.unbind(2), found.through.unbind(2), strict=True)
-    for number, (own, start, end, value, through) in enumerate(each, 1):
-        outs.append(own if kept is None else own + start @ kept)
+    each = zip(inside.unbind(2), starts.unbind(2), ends.unbind(2), v.unbind(2), rates.through.unbind(2), strict=True)
+    for number, (local, start, end, value, through) in enumerate(each, 1):
+        outs.append(local if carried is None else local + start @ carried)
         if number < chunks or state is not None:
             gained = end @ value
-            kept = gained if kept is None else through[..., None, None] * kept + gained
-    last = kept.to(state.dtype) if state is not None and kept is not None else None
+            carried = gained if carried is None else through[..., None, None] * carried + gained
+    last = carried.to(state.dtype) if state is not None and carried is not None else None
     return torch.stack(outs, 2).flatten(2, 3)[:, :, :count], last

@@ -56,29 +56,29 @@ def delta(
         strength = strength * valid[:, None]
         log_decay = None if log_decay is None else log_decay * valid[:, None]
     size = min(chunk, count)
-    found = decays(log_decay, segments, v, size)
+    rates = decays(log_decay, segments, v, size)
     q, k, v, strength = (cut(each, size) for each in (q, k, v, strength))
     strength = strength[..., None]
-    system = (strength * (k @ k.mT) * found.within).tril(-1)
+    system = (strength * (k @ k.mT) * rates.within).tril(-1)
     reads = state is not None or system.shape[2] > 1
-    wanted = strength * (torch.cat((v, k * found.into[..., None]), -1) if reads else v)
-    solved = _solved(system, wanted)
+    right_side = strength * (torch.cat((v, k * rates.into[..., None]), -1) if reads else v)
+    solved = _solved(system, right_side)
     values, read = solved.split((v.shape[-1], solved.shape[-1] - v.shape[-1]), -1)
-    within, starts, ends = (q @ k.mT) * found.within, q * found.into[..., None], (k * found.out[..., None]).mT
-    outs, kept, chunks = [], state, system.shape[2]
+    within, starts, ends = (q @ k.mT) * rates.within, q * rates.into[..., None], (k * rates.out[..., None]).mT
+    outs, carried, chunks = [], state, system.shape[2]
     # Unbind instead of slicing, since the gradient of each slice is as large as the whole tensor.
-    each = zip(*(t.unbind(2) for t in (values, read, within, starts, ends, found.through)), strict=True)
-    for number, (own, seen, scores, start, end, through) in enumerate(each, 1):
-        corrected = own if kept is None else own - seen @ kept
-        outs.append(scores @ corrected if kept is None else scores @ corrected + start @ kept)
+    each = zip(*(t.unbind(2) for t in (values, read, within, starts, ends, rates.through)), strict=True)
+    for number, (local, seen, scores, start, end, through) in enumerate(each, 1):
+        corrected = local if carried is None else local - seen @ carried
+        outs.append(scores @ corrected if carried is None else scores @ corrected + start @ carried)
         if number < chunks or state is not None:
             gained = end @ corrected
-            kept = gained if kept is None else through[..., None, None] * kept + gained
-    last = kept.to(state.dtype) if state is not None and kept is not None else None
+            carried = gained if carried is None else through[..., None, None] * carried + gained
+    last = carried.to(state.dtype) if state is not None and carried is not None else None
     return torch.stack(outs, 2).flatten(2, 3)[:, :, :count], last
 
 
-def _solved(system: Tensor, wanted: Tensor) -> Tensor:
+def _solved(system: Tensor, right_side: Tensor) -> Tensor:
     """Solve (1 + system) u = wanted for u; ``system`` is strictly lower triangular."""
-    system, right = at_least_single(system), at_least_single(wanted)
-    return torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True).to(wanted.dtype)
+    system, right = at_least_single(system), at_least_single(right_side)
+    return torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True).to(right_side.dtype)

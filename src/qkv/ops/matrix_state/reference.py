@@ -16,8 +16,8 @@ def decayed(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: Te
     """Apply the rule ``decayed`` position by position; return (o (B, H, N, Dv), last S). ``state``: initial S."""
     outs = []
     for i in range(q.shape[2]):
-        kept = state if log_decay is None else log_decay[:, :, i, None, None].exp() * state
-        state = kept + k[:, :, i, :, None] * v[:, :, i, None, :]
+        before = state if log_decay is None else log_decay[:, :, i, None, None].exp() * state
+        state = before + k[:, :, i, :, None] * v[:, :, i, None, :]
         outs.append((q[:, :, i, None, :] @ state)[:, :, 0])
     return torch.stack(outs, 2) if outs else v, state
 
@@ -31,10 +31,10 @@ def delta(
     """
     outs = []
     for i in range(q.shape[2]):
-        kept = state if log_decay is None else log_decay[:, :, i, None, None].exp() * state
+        before = state if log_decay is None else log_decay[:, :, i, None, None].exp() * state
         key = k[:, :, i, None, :]
-        error = v[:, :, i, None, :] - key @ kept
-        state = kept + strength[:, :, i, None, None] * key.mT @ error
+        error = v[:, :, i, None, :] - key @ before
+        state = before + strength[:, :, i, None, None] * key.mT @ error
         outs.append((q[:, :, i, None, :] @ state)[:, :, 0])
     return torch.stack(outs, 2) if outs else v, state
 
@@ -47,8 +47,8 @@ def decayed_states(k: Tensor, v: Tensor, log_decay: Tensor | None, state: Tensor
     states = [state[:, :, None][:, :, :0]]
     for i in range(v.shape[2]):
         state = _emptied(state, starts, i)
-        kept = state if log_decay is None else log_decay[:, :, i, None, None].exp() * state
-        state = kept + k[:, :, i, :, None] * v[:, :, i, None, :]
+        before = state if log_decay is None else log_decay[:, :, i, None, None].exp() * state
+        state = before + k[:, :, i, :, None] * v[:, :, i, None, :]
         states.append(state[:, :, None])
     return torch.cat(states, 2)
 

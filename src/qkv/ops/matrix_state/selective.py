@@ -37,11 +37,13 @@ def selective_scan(
     step = step if valid is None else step * valid[..., None]  # with a step of 0 the state does not change
     size = max(1, isqrt(count - 1) + 1)
     x, step, b, c = (_cut(each, size) for each in (x, step, b, c))
-    kept = torch.ones_like(step[..., :1]) if starts is None else _cut(1.0 - starts[..., None].to(step.dtype), size, 1.0)
-    out, last = _within((x, step, b, c), rate, kept)
+    keeps = (
+        torch.ones_like(step[..., :1]) if starts is None else _cut(1.0 - starts[..., None].to(step.dtype), size, 1.0)
+    )
+    out, last = _within((x, step, b, c), rate, keeps)
     if last.shape[1] > 1 or state is not None:
-        entries, end = _entries(step, rate, kept, last, state)
-        out = out + _read(step, rate, kept, entries, c)
+        entries, end = _entries(step, rate, keeps, last, state)
+        out = out + _read(step, rate, keeps, entries, c)
     else:
         end = last[:, 0]
     return out.flatten(1, 2)[:, :count].to(dtype), None if state is None else end.to(state.dtype)
@@ -53,20 +55,20 @@ def _cut(x: Tensor, size: int, value: float = 0.0) -> Tensor:
     return (F.pad(x, (0, 0, 0, missing), value=value) if missing else x).unflatten(1, (-1, size))
 
 
-def _within(inputs: tuple[Tensor, Tensor, Tensor, Tensor], rate: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+def _within(inputs: tuple[Tensor, Tensor, Tensor, Tensor], rate: Tensor, keeps: Tensor) -> tuple[Tensor, Tensor]:
     """Scan each chunk from an empty state: return (outputs (B, n, C, E), states at the ends (B, n, E, S))."""
     x, step, b, c = inputs
     state, outs = x.new_zeros(*x.shape[:2], *rate.shape), []
     for t in range(x.shape[2]):
-        decay = (-step[:, :, t, :, None] * rate).exp() * kept[:, :, t, :, None]
+        decay = (-step[:, :, t, :, None] * rate).exp() * keeps[:, :, t, :, None]
         state = decay * state + (step * x)[:, :, t, :, None] * b[:, :, t, None, :]
         outs.append((state @ c[:, :, t, :, None])[..., 0])
     return torch.stack(outs, 2), state
 
 
-def _entries(step: Tensor, rate: Tensor, kept: Tensor, last: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+def _entries(step: Tensor, rate: Tensor, keeps: Tensor, last: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return (states before each chunk (B, n, E, S), the state after all)."""
-    through = (-step.sum(2)[..., None] * rate).exp() * kept.prod(2)[..., None]
+    through = (-step.sum(2)[..., None] * rate).exp() * keeps.prod(2)[..., None]
     entry, entries = torch.zeros_like(last[:, 0]) if state is None else state.to(last.dtype), []
     for factor, gained in zip(through.unbind(1), last.unbind(1), strict=True):
         entries.append(entry)
@@ -74,11 +76,11 @@ def _entries(step: Tensor, rate: Tensor, kept: Tensor, last: Tensor, state: Tens
     return torch.stack(entries, 1), entry
 
 
-def _read(step: Tensor, rate: Tensor, kept: Tensor, entries: Tensor, c: Tensor) -> Tensor:
+def _read(step: Tensor, rate: Tensor, keeps: Tensor, entries: Tensor, c: Tensor) -> Tensor:
     """Return the contribution of the state before a chunk to the output at each of its positions, (B, n, C, E)."""
-    total, kept = step.cumsum(2), kept.cumprod(2)
+    total, keeps = step.cumsum(2), keeps.cumprod(2)
     parts = [
-        ((-total[:, :, t, :, None] * rate).exp() * entries @ c[:, :, t, :, None])[..., 0] * kept[:, :, t]
+        ((-total[:, :, t, :, None] * rate).exp() * entries @ c[:, :, t, :, None])[..., 0] * keeps[:, :, t]
         for t in range(step.shape[2])
     ]
     return torch.stack(parts, 2)

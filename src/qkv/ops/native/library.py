@@ -50,9 +50,9 @@ def has_tiles() -> bool:
 
 @cache
 def _permits_tiles() -> bool:
-    found = ctypes.c_int()
-    functions().qkv_tiles(ctypes.byref(found))
-    return bool(found.value)
+    flag = ctypes.c_int()
+    functions().qkv_tiles(ctypes.byref(flag))
+    return bool(flag.value)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, tiled_from: int = 0) -> Tensor:
@@ -113,9 +113,9 @@ def activation(x: Tensor, kind: int) -> Tensor:
 
 def functions() -> Any:
     """Return the library with its functions; ``available`` must be true."""
-    found = _loaded()
-    assert not isinstance(found, str), found
-    return found
+    library = _loaded()
+    assert not isinstance(library, str), library
+    return library
 
 
 @cache

@@ -39,8 +39,8 @@ def names() -> list[str] | None:
     The libraries need not have been built.
     """
     paths = [] if turned_off("native") else [library_path(source, flags()) for source in SOURCES]
-    found = [path.name for path in paths if path is not None]
-    return found or None
+    files = [path.name for path in paths if path is not None]
+    return files or None
 
 
 def load(name: str, signatures: Mapping[str, Sequence[Any]]) -> Any:
@@ -48,23 +48,23 @@ def load(name: str, signatures: Mapping[str, Sequence[Any]]) -> Any:
 
     signatures: argument types of its functions, which return nothing.
     """
-    found = _opened(name)
-    if isinstance(found, str):
-        return found
+    library = _opened(name)
+    if isinstance(library, str):
+        return library
     try:
         for function, types in signatures.items():
-            getattr(found, function).argtypes = list(types)
-            getattr(found, function).restype = None
+            getattr(library, function).argtypes = list(types)
+            getattr(library, function).restype = None
     except AttributeError as error:
         return str(error)
-    return found
+    return library
 
 
 def described(name: str) -> str:
     """Describe a library: its path and instruction set, or the reason why it is unavailable."""
-    found = _opened(name)
-    if isinstance(found, str):
-        return f"none: {found}"
+    library = _opened(name)
+    if isinstance(library, str):
+        return f"none: {library}"
     return f"{build(_source(name), flags())} ({flags()[2].lstrip('-')})"
 
 

@@ -101,15 +101,15 @@ class Matrix:
 
     def described(self) -> _Product:
         """Return the weights as a struct for the library."""
-        found = _Product(bits=self.bits, inner=self.inner, outer=self.outer, groups=1, bias=_address(self.bias))
-        found.weights, found.scales = self.stored.data_ptr(), _address(self.scale)
-        found.tiled_from = self.tiled_from
+        product = _Product(bits=self.bits, inner=self.inner, outer=self.outer, groups=1, bias=_address(self.bias))
+        product.weights, product.scales = self.stored.data_ptr(), _address(self.scale)
+        product.tiled_from = self.tiled_from
         if self.scale is None:
-            found.stride = self.stored.element_size() * self.stored.stride(0)
+            product.stride = self.stored.element_size() * self.stored.stride(0)
         else:
-            found.groups, found.size = self.scale.shape[1], self.group // library.BLOCK
-            found.half, found.minimums = self.scale.dtype == torch.float16, _address(self.minimum)
-        return found
+            product.groups, product.size = self.scale.shape[1], self.group // library.BLOCK
+            product.half, product.minimums = self.scale.dtype == torch.float16, _address(self.minimum)
+        return product
 
 
 @dataclass(frozen=True)
@@ -221,9 +221,11 @@ class Steps:
 
     def _described(self, stores: Sequence[Held]) -> ctypes.Array[_Store]:
         """Return the KV caches as structs for the library; reuse those of the last run if the caches are the same."""
-        tensors = [t for held in stores for t in (held[:1] if isinstance(held, PageTable) else held)]
-        known, described = self._held
-        if len(known) != len(tensors) or not all(old() is new for old, new in zip(known, tensors, strict=True)):
+        tensors = [t for store in stores for t in (store[:1] if isinstance(store, PageTable) else store)]
+        references, described = self._held
+        if len(references) != len(tensors) or not all(
+            old() is new for old, new in zip(references, tensors, strict=True)
+        ):
             described = (_Store * len(stores))(*map(_described, stores))
             self._held = list(map(ref, tensors)), described
         return described
@@ -233,12 +235,12 @@ class Steps:
         past: Sequence[int],
         counts: Sequence[int],
         stores: Sequence[Held],
-        wanted: int = STREAM,
+        index: int = STREAM,
         rotations: Sequence[Rotation] = (),
         x: Tensor | None = None,
         tokens: Sequence[int] = (),
     ) -> Tensor:
-        """Run all steps for M new positions, row by row; return the buffer with the index ``wanted``, (M, width), fp32.
+        """Run all steps for M new positions, row by row; return the buffer with the index ``index``, (M, width), fp32.
 
         stores: one KV cache per attention, in order. past (B): number of positions already in the caches. counts (B):
         number of new positions, whose keys and values are written to the caches. x (M, D): initial residual stream;
@@ -249,12 +251,12 @@ class Steps:
         ends = list(accumulate(counts))
         number, firsts = ends[-1], (end - count for end, count in zip(ends, counts, strict=True))
         # Few, large allocations: between two steps, a torch operator takes ten times as long as in a loop.
-        found = torch.empty(number, self._widths[wanted], dtype=torch.float32)
-        rest = torch.empty(number * (sum(self._widths) - self._widths[wanted]), dtype=torch.float32)
+        output = torch.empty(number, self._widths[index], dtype=torch.float32)
+        rest = torch.empty(number * (sum(self._widths) - self._widths[index]), dtype=torch.float32)
         places, free = list[int](), rest.data_ptr()
         for each, width in enumerate(self._widths):
-            places.append(found.data_ptr() if each == wanted else free)
-            free += 0 if each == wanted else 4 * number * width
+            places.append(output.data_ptr() if each == index else free)
+            free += 0 if each == index else 4 * number * width
         if x is not None:
             self._begin_with(x, places[STREAM])
         embedding = None if self._embedding is None else ctypes.byref(self._embedding)
@@ -270,7 +272,7 @@ class Steps:
             (_NUMBER * len(tokens))(*tokens),
             self._threads(past, counts),
         )
-        return found
+        return output
 
     @staticmethod
     def _begin_with(x: Tensor, place: int) -> None:
@@ -282,11 +284,11 @@ class Steps:
         return torch.get_num_threads() if work >= _SMALL * len(self._steps) else 1
 
 
-def _described(held: Held) -> _Store:
-    if isinstance(held, PageTable):
-        addresses, size = held
+def _described(store: Held) -> _Store:
+    if isinstance(store, PageTable):
+        addresses, size = store
         return _Store(pages=addresses.data_ptr(), row_pages=addresses.shape[1], capacity=size)
-    keys, values = held
+    keys, values = store
     return _Store(keys=keys.data_ptr(), values=values.data_ptr(), capacity=keys.shape[2])
 
 

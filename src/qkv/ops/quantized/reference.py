@@ -62,14 +62,14 @@ def unpack(packed: PackedMatrix, rows: Tensor | None = None) -> Tensor:
     whole = F.pad(numbers, (0, size * scale.shape[-1] - numbers.shape[-1])).unflatten(-1, (-1, size))
     if lowest is not None and packed.bits == 4:
         whole = whole + 8
-    found = whole * scale[..., None]
-    return (found if lowest is None else found + lowest[..., None]).flatten(-2)[..., : packed.inner]
+    values = whole * scale[..., None]
+    return (values if lowest is None else values + lowest[..., None]).flatten(-2)[..., : packed.inner]
 
 
 def _rows_of(scale: Tensor, rows: Tensor | None, outer: int) -> Tensor:
     """Read the scales of ``rows`` (default: all ``outer`` rows) in fp32, from tiles (T, G, 16)."""
-    found = scale.mT.flatten(0, 1)[:outer] if rows is None else scale[rows // TILE, :, rows % TILE]
-    return found.to(torch.float32)
+    scales = scale.mT.flatten(0, 1)[:outer] if rows is None else scale[rows // TILE, :, rows % TILE]
+    return scales.to(torch.float32)
 
 
 def linear(x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tensor:
@@ -113,9 +113,9 @@ def _four(groups: Tensor) -> tuple[Tensor, Tensor]:
     best = error = None
     for factor in _FACTORS:
         scale = (largest * (factor / -8)).to(torch.bfloat16)
-        found = (groups - _rounded(groups, scale, -8, 7) * scale.to(torch.float32)[..., None]).square().sum(-1)
-        best = scale if best is None or error is None else torch.where(found < error, scale, best)
-        error = found if error is None else torch.minimum(found, error)
+        misfit = (groups - _rounded(groups, scale, -8, 7) * scale.to(torch.float32)[..., None]).square().sum(-1)
+        best = scale if best is None or error is None else torch.where(misfit < error, scale, best)
+        error = misfit if error is None else torch.minimum(misfit, error)
     assert best is not None
     return _rounded(groups, best, -8, 7).to(torch.int8), best
 

@@ -22,7 +22,7 @@ _GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 _CALLS = {"rnn": 3, "gru": 8, "lstm": 1}
 
 
-@declares(lambda cell, x, *others: Unseen(calls=_CALLS[cell] * x.shape[1]))
+@declares(lambda cell, x, *arguments: Unseen(calls=_CALLS[cell] * x.shape[1]))
 def recur(
     cell: str, x: Tensor, state: Memory, weights: Weights, starts: Tensor | None = None, lengths: Tensor | None = None
 ) -> tuple[Tensor, Memory]:

@@ -22,26 +22,26 @@ Weights = tuple[Tensor, Tensor, Tensor, Tensor]
 Memory = tuple[Tensor, ...]
 
 
-def rnn(given: Tensor, held: Tensor, state: Memory) -> Memory:
+def rnn(from_input: Tensor, from_state: Tensor, state: Memory) -> Memory:
     """Compute one step of an Elman cell; return the new state (h,).
 
-    ``given``: W x + b; ``held``: U h + c; each (B, K E).
+    ``from_input``: W x + b; ``from_state``: U h + c; each (B, K E).
     """
-    return ((given + held).tanh(),)
+    return ((from_input + from_state).tanh(),)
 
 
-def gru(given: Tensor, held: Tensor, state: Memory) -> Memory:
+def gru(from_input: Tensor, from_state: Tensor, state: Memory) -> Memory:
     """Compute one step of a GRU; return the new state (h,). See ``rnn`` for the arguments."""
     (h,) = state
-    (xr, xz, xn), (hr, hz, hn) = given.chunk(3, -1), held.chunk(3, -1)
+    (xr, xz, xn), (hr, hz, hn) = from_input.chunk(3, -1), from_state.chunk(3, -1)
     r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
     n = (xn + r * hn).tanh()
     return ((1 - z) * n + z * h,)
 
 
-def lstm(given: Tensor, held: Tensor, state: Memory) -> Memory:
+def lstm(from_input: Tensor, from_state: Tensor, state: Memory) -> Memory:
     """Compute one step of an LSTM; return the new state (h, m). See ``rnn`` for the arguments."""
-    i, f, g, o = (given + held).chunk(4, -1)
+    i, f, g, o = (from_input + from_state).chunk(4, -1)
     m = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
     return o.sigmoid() * m.tanh(), m
 
@@ -58,11 +58,11 @@ def recur(
     for all.
     """
     w, u, b, c = weights
-    given, hs, step = x @ w.t() + b, [], STEPS[cell]
+    from_input, hs, step = x @ w.t() + b, [], STEPS[cell]
     for i in range(x.shape[1]):
         if starts is not None:
             state = tuple(t.masked_fill(starts[:, i, None], 0.0) for t in state)
-        after = step(given[:, i], state[0] @ u.t() + c, state)
+        after = step(from_input[:, i], state[0] @ u.t() + c, state)
         if lengths is not None:
             real = (i < lengths)[:, None]
             after = tuple(torch.where(real, new, old) for new, old in zip(after, state, strict=True))

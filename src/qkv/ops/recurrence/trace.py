@@ -54,7 +54,7 @@ def trace(
     lengths: see ``reference.recur``.
     """
     w, u, b, c = weights
-    inputs, found = x @ w.t() + b, list[Values]()
+    inputs, history = x @ w.t() + b, list[Values]()
     for i in range(x.shape[1]):
         if starts is not None:
             state = tuple(t.masked_fill(starts[:, i, None], 0.0) for t in state)
@@ -65,6 +65,8 @@ def trace(
             real = (i < lengths)[:, None]
             after = tuple(torch.where(real, new, old) for new, old in zip(after, state, strict=True))
             values |= dict(zip(("state", "cell"), after, strict=False))
-        found.append(values)
+        history.append(values)
         state = after
-    return {name: torch.stack([values[name] for values in found], 1) for name in (found[0] if found else ())}, state
+    return {
+        name: torch.stack([values[name] for values in history], 1) for name in (history[0] if history else ())
+    }, state

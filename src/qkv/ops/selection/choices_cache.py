@@ -77,16 +77,16 @@ def _key(op: str, case: str) -> str:
 
 def _load(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        found = json.loads(path.read_bytes())["choices"]
-        return {key: fields for key, fields in found.items() if _whole(fields)}
+        entries = json.loads(path.read_bytes())["choices"]
+        return {key: fields for key, fields in entries.items() if _whole(fields)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 
 def _whole(fields: Any) -> bool:
-    wanted = {"twin": str, "reason": str, "gain": float}
+    types = {"twin": str, "reason": str, "gain": float}
     return (
         isinstance(fields, dict)
-        and fields.keys() == wanted.keys()
-        and all(isinstance(fields[k], kind) for k, kind in wanted.items())
+        and fields.keys() == types.keys()
+        and all(isinstance(fields[k], kind) for k, kind in types.items())
     )

@@ -90,11 +90,11 @@ def _keeps(product: Callable[[Tensor, Tensor], Tensor], batch: int, rows: int, i
     left = torch.zeros(rows, inner)
     left[torch.arange(rows), torch.arange(rows) % inner] = values
     right = torch.ones(inner, columns)
-    wanted = values[:, None].expand(rows, columns)
+    expected = values[:, None].expand(rows, columns)
     if batch:
         left, right = left.expand(batch, -1, -1).contiguous(), right.expand(batch, -1, -1).contiguous()
-        wanted = wanted.expand(batch, -1, -1)
+        expected = expected.expand(batch, -1, -1)
     layouts = ((left, right), (left, right.mT.contiguous().mT), (left.mT.contiguous().mT, right))
     return all(
-        bool((product(a, b) == wanted).all()) and bool((product(b.mT, a.mT) == wanted.mT).all()) for a, b in layouts
+        bool((product(a, b) == expected).all()) and bool((product(b.mT, a.mT) == expected.mT).all()) for a, b in layouts
     )

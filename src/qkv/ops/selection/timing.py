@@ -35,25 +35,25 @@ def race(runs: Mapping[str, Callable[[], object]], repeats: int = 4, budget: flo
     slower candidates are timed only once. A candidate that raises RuntimeError, e.g. for a missing kernel, is reported
     as failed.
     """
-    found = Race()
+    result = Race()
     for name, run in runs.items():
         try:
             first = _seconds(run)
-            hopeless = first > max(_LONG, _HOPELESS * min(found.seconds.values(), default=first))
-            found.seconds[name] = first if hopeless else _seconds(run)
+            hopeless = first > max(_LONG, _HOPELESS * min(result.seconds.values(), default=first))
+            result.seconds[name] = first if hopeless else _seconds(run)
         except RuntimeError as error:
-            found.failed[name] = re.split(r"\.? *\n|\. ", str(error).strip())[0]
-    spent = dict(found.seconds)
+            result.failed[name] = re.split(r"\.? *\n|\. ", str(error).strip())[0]
+    spent = dict(result.seconds)
     for _ in range(repeats - 1):
-        best = min(found.seconds.values(), default=0.0)
-        near = [name for name, seconds in found.seconds.items() if seconds <= _NEAR * best and spent[name] <= budget]
+        best = min(result.seconds.values(), default=0.0)
+        near = [name for name, seconds in result.seconds.items() if seconds <= _NEAR * best and spent[name] <= budget]
         if len(near) < 2:
             break
         for name in near:
             took = _seconds(runs[name])
             spent[name] += took
-            found.seconds[name] = min(found.seconds[name], took)
-    return found
+            result.seconds[name] = min(result.seconds[name], took)
+    return result
 
 
 def duel(a: Callable[[], object], b: Callable[[], object], pairs: int = 16, budget: float = 1.0) -> list[float]:

@@ -20,15 +20,15 @@ def untraced(reason: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """
 
     def mark(function: Callable[P, T]) -> Callable[P, T]:
-        made: list[Callable[P, T]] = []
+        functions: list[Callable[P, T]] = []
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             if not torch.compiler.is_compiling() and "torch._dynamo" not in sys.modules:
                 return function(*args, **kwargs)
-            if not made:
-                made.append(torch.compiler.disable(function, reason=reason))  # type: ignore[arg-type]
-            return made[0](*args, **kwargs)
+            if not functions:
+                functions.append(torch.compiler.disable(function, reason=reason))  # type: ignore[arg-type]
+            return functions[0](*args, **kwargs)
 
         return call
 

@@ -63,10 +63,10 @@ def fit(num_basis: int, width: float, segment: int, samples: int, contraction: f
     first = _ridge(_basis(times, centres, width), ridge)
     both = np.concatenate((contraction * old, contraction + (1 - contraction) * times))
     later = _ridge(_basis(both, centres, width), ridge)
-    kept = later[:, :samples] @ _basis(old, centres, width).T
+    weights = later[:, :samples] @ _basis(old, centres, width).T
     positions = np.concatenate((first, later[:, samples:]), 1).T
-    found = centres, np.array(width), np.ascontiguousarray(positions), kept / max(1.0, _growth(kept))
-    return Fit(*map(torch.from_numpy, found))
+    matrices = centres, np.array(width), np.ascontiguousarray(positions), weights / max(1.0, _growth(weights))
+    return Fit(*map(torch.from_numpy, matrices))
 
 
 def _basis(times: Matrix, centres: Matrix, width: float) -> Matrix:
@@ -134,9 +134,9 @@ def memories(segments: Tensor, fit: Fit) -> Tensor:
     """
     count, size = segments.shape[2:4]
     first, later = (part[None, :size] for part in fit.positions.chunk(2))
-    start, *others = fitted(torch.cat((first, later.expand(count - 1, -1, -1))), segments).unbind(2)
+    start, *later_segments = fitted(torch.cat((first, later.expand(count - 1, -1, -1))), segments).unbind(2)
     after = [start]
-    for new in others:
+    for new in later_segments:
         after.append(contracted(after[-1], fit) + new)
     # The memory after the last segment is computed and dropped: a row with only one segment then gives the maps a
     # gradient of 0, not None.

@@ -74,18 +74,18 @@ def codes(x: Tensor, projections: Tensor) -> Tensor:
     return (places << torch.arange(places.shape[-1] - 1, -1, -1, device=x.device)).sum(-1)
 
 
-def _stored(q: Tensor, *others: object) -> Unseen:
+def _stored(q: Tensor, *arguments: object) -> Unseen:
     return Unseen(q.shape[:3].numel() * q.shape[2] * q.element_size())
 
 
 @declares(_stored)
-def full(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, given: Chance, how: Estimation) -> Tensor:
+def full(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, noise: Chance, how: Estimation) -> Tensor:
     """Estimate attention O of every query to all keys of its row. lengths (B): unpadded positions; None: all."""
-    return _estimated(q, k, v, (lengths, lengths), given, how).outs
+    return _estimated(q, k, v, (lengths, lengths), noise, how).outs
 
 
 @declares(_stored)
-def causal(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, given: Chance, how: Estimation) -> Tensor:
+def causal(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, noise: Chance, how: Estimation) -> Tensor:
     """Estimate causal attention O. Padding is on the right, so that no other position attends to it.
 
     Positions are split into parts of ``leaf`` positions, within which causal attention is exact. Then in each pair of
@@ -93,11 +93,11 @@ def causal(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, given: Chanc
     that a position reads depend on its index, but not on the length of the row.
     """
     count, size = q.shape[2], how.leaf
-    found, ends = _leaves(q, k, v, how), _ends(q, lengths)
+    leaves, ends = _leaves(q, k, v, how), _ends(q, lengths)
     while size < count:
-        found = _joined(found, _of_pairs(q, k, v, ends, given, how, size))
+        leaves = _joined(leaves, _of_pairs(q, k, v, ends, noise, how, size))
         size *= 2
-    return found.outs
+    return leaves.outs
 
 
 def _ends(q: Tensor, lengths: Tensor | None) -> Tensor:
@@ -115,7 +115,7 @@ def _leaves(q: Tensor, k: Tensor, v: Tensor, how: Estimation) -> Attended:
     return Attended((weights @ v).flatten(2, 3)[:, :, :count], sums.flatten(2)[:, :, :count])
 
 
-def _of_pairs(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, given: Chance, how: Estimation, size: int) -> Attended:
+def _of_pairs(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, noise: Chance, how: Estimation, size: int) -> Attended:
     """Estimate attention of the second part of each pair to the keys of the first; parts have ``size`` positions."""
     rows, count = q.shape[0], q.shape[2]
     pairs = -(-(count - size) // (2 * size))
@@ -128,9 +128,9 @@ def _of_pairs(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, given: Chance, how:
 
     starts = (2 * torch.arange(pairs, device=q.device) + 1) * size
     left = (ends[:, None] - starts).clamp(0, size).flatten()
-    draws = halves(given.draws.expand(rows, -1, -1)[..., None])[0, ..., 0]
-    own = given._replace(draws=draws)
-    found = _estimated(halves(q)[1], halves(k)[0], halves(v)[0], (left, None), own, how)
+    draws = halves(noise.draws.expand(rows, -1, -1)[..., None])[0, ..., 0]
+    pair_chance = noise._replace(draws=draws)
+    attended = _estimated(halves(q)[1], halves(k)[0], halves(v)[0], (left, None), pair_chance, how)
 
     def together(x: Tensor, empty: float) -> Tensor:
         """Scatter x (B · pairs, H, size, D) of the second parts to (B, H, N, D), filled with ``empty``."""
@@ -138,7 +138,7 @@ def _of_pairs(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, given: Chance, how:
         x = torch.stack((torch.full_like(x, empty), x), 3).flatten(2, 4)
         return F.pad(x, (0, 0, 0, count - reach), value=empty) if reach < count else x[:, :, :count]
 
-    return Attended(together(found.outs, 0.0), together(found.sums[..., None], -torch.inf)[..., 0])
+    return Attended(together(attended.outs, 0.0), together(attended.sums[..., None], -torch.inf)[..., 0])
 
 
 def _joined(first: Attended, second: Attended) -> Attended:
@@ -150,17 +150,17 @@ def _joined(first: Attended, second: Attended) -> Attended:
 
 
 def _estimated(
-    q: Tensor, k: Tensor, v: Tensor, lengths: tuple[Tensor | None, Tensor | None], given: Chance, how: Estimation
+    q: Tensor, k: Tensor, v: Tensor, lengths: tuple[Tensor | None, Tensor | None], noise: Chance, how: Estimation
 ) -> Attended:
     """Estimate attention from block and sample. lengths: unpadded positions (B) of (queries, keys); None: all."""
     size = min(how.block, q.shape[2])
-    by_query, by_key = (_sorted(codes(x, given.projections), n) for x, n in zip((q, k), lengths, strict=True))
+    by_query, by_key = (_sorted(codes(x, noise.projections), n) for x, n in zip((q, k), lengths, strict=True))
     queries, keys, values = _blocks(q * how.scale, by_query, size), _blocks(k, by_key, size), _blocks(v, by_key, size)
     there = torch.arange(keys.shape[2] * size, device=q.device) < _ends(k, lengths[1])[:, None]
     scores = at_least_single(queries @ keys.mT).masked_fill(~there.view(len(q), 1, -1, 1, size), -torch.inf)
     alone = keys.shape[2] == 1  # one block holds all keys
     if not alone:
-        sample, weights = _drawn(v, lengths[1], given.draws, how)
+        sample, weights = _drawn(v, lengths[1], noise.draws, how)
         scores = torch.cat((scores, _others(queries, k, by_key, sample, weights)), -1)
     blind = scores.detach().amax(-1, keepdim=True) == -torch.inf
     sums = scores.masked_fill(blind, 0.0).logsumexp(-1)
@@ -175,10 +175,10 @@ def _estimated(
 def _others(queries: Tensor, k: Tensor, by_key: Tensor, sample: Tensor, weights: Tensor) -> Tensor:
     """Compute scores plus log weights (B, H, n, size, m) for sampled keys; -inf for keys in the query's block."""
     blocks, size = queries.shape[2:4]
-    found = (queries.flatten(2, 3) @ _at(k, sample).mT + weights[:, :, None]).unflatten(2, (blocks, size))
+    logits = (queries.flatten(2, 3) @ _at(k, sample).mT + weights[:, :, None]).unflatten(2, (blocks, size))
     block = by_key.argsort(-1).gather(-1, sample) // size
     inside = block[:, :, None] == torch.arange(blocks, device=k.device)[:, None]
-    return at_least_single(found).masked_fill(inside[..., None, :], -torch.inf)
+    return at_least_single(logits).masked_fill(inside[..., None, :], -torch.inf)
 
 
 def _sorted(code: Tensor, lengths: Tensor | None) -> Tensor:

@@ -70,16 +70,16 @@ def buckets(x: Tensor, hashing: Hashing) -> Tensor:
     """
     x = x.detach()
     turned = torch.einsum("bhnd,hdrf->bhrnf", x, rotations(hashing, x.shape[1], x.shape[3]).to(x))
-    found, unit = torch.zeros((), dtype=torch.long, device=x.device), 1
+    codes, unit = torch.zeros((), dtype=torch.long, device=x.device), 1
     for part, factor in zip(
         turned.split([factor // 2 for factor in hashing.factors], -1), hashing.factors, strict=True
     ):
-        found = found + unit * torch.cat((part, -part), -1).argmax(-1)
+        codes = codes + unit * torch.cat((part, -part), -1).argmax(-1)
         unit *= factor
-    return found
+    return codes
 
 
-@declares(lambda q, *others: Unseen(q.shape[:3].numel() * q.shape[2] * q.element_size()))
+@declares(lambda q, *arguments: Unseen(q.shape[:3].numel() * q.shape[2] * q.element_size()))
 def attention(q: Tensor, k: Tensor, v: Tensor, row: RowPositions, hashing: Hashing, dropout: float = 0.0) -> Tensor:
     """Compute LSH attention O (B, H, N, Dv): each query attends to its own and neighbouring chunks in each round.
 
@@ -110,13 +110,13 @@ def _chunks(sorted_by: Tensor, lengths: Tensor, hashing: Hashing) -> tuple[Tenso
     places = F.pad(sorted_by, (0, each * size - count)).unflatten(-1, (each, size)).flatten(2, 3)
     ranks = torch.arange(each * size, device=sorted_by.device).view(each, size)
     real = (ranks < lengths[:, None, None]).repeat(1, hashing.rounds, 1)
-    own = (-(-lengths // size)).clamp(min=1)[:, None, None]
+    chunks = (-(-lengths // size)).clamp(min=1)[:, None, None]
     chunk = torch.arange(each, device=sorted_by.device).repeat(hashing.rounds)[:, None]
     turn = torch.arange(hashing.rounds, device=sorted_by.device).repeat_interleave(each)[:, None]
-    met = (turn * own + chunk + torch.arange(-hashing.before, hashing.after + 1, device=sorted_by.device)) % (
-        hashing.rounds * own
+    met = (turn * chunks + chunk + torch.arange(-hashing.before, hashing.after + 1, device=sorted_by.device)) % (
+        hashing.rounds * chunks
     )
-    met = met // own * each + met % own
+    met = met // chunks * each + met % chunks
     keys = places.gather(2, met.flatten(1)[:, None, :, None].expand(-1, places.shape[1], -1, size))
     there = real.gather(1, met.flatten(1)[..., None].expand(-1, -1, size))
     return places, keys.unflatten(2, met.shape[1:]).flatten(3), there.unflatten(1, met.shape[1:]).flatten(2)[:, None]

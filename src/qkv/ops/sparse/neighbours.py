@@ -23,9 +23,9 @@ def shifted(x: Tensor, sizes: tuple[int, ...], leading: int = 0, real: Tensor | 
     does not exist or is padding, a position keeps its own features. Leading positions are unchanged.
     """
     cells = x[:, leading:].unflatten(1, sizes)
-    known = None if real is None else real[:, leading:].unflatten(1, sizes)
+    unpadded = None if real is None else real[:, leading:].unflatten(1, sizes)
     groups = cells.tensor_split(2 * len(sizes), -1)
-    moved = [_moved(group, 1 + i // 2, i % 2 == 0, known) for i, group in enumerate(groups)]
+    moved = [_moved(group, 1 + i // 2, i % 2 == 0, unpadded) for i, group in enumerate(groups)]
     return torch.cat((x[:, :leading], torch.cat(moved, -1).flatten(1, -2)), 1)
 
 

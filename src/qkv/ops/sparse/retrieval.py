@@ -20,14 +20,14 @@ def largest_products(q: Tensor, keys: Tensor, counts: Sequence[int], k: int) -> 
     import faiss
 
     rows, heads, count, width = q.shape
-    groups, found = keys.shape[1], torch.full((rows, heads, count, k), -1, dtype=torch.long)
+    groups, indices = keys.shape[1], torch.full((rows, heads, count, k), -1, dtype=torch.long)
     shared = heads // groups
-    queries, known = (t.detach().to("cpu", torch.float32).contiguous() for t in (q, keys))
+    queries, stored_keys = (t.detach().to("cpu", torch.float32).contiguous() for t in (q, keys))
     for row, most in enumerate(counts):
         for group in range(groups) if most else ():
-            own = slice(group * shared, (group + 1) * shared)
-            asked = queries[row, own].reshape(-1, width).numpy()
+            group_heads = slice(group * shared, (group + 1) * shared)
+            block = queries[row, group_heads].reshape(-1, width).numpy()
             metric: Any = faiss.METRIC_INNER_PRODUCT
-            _, places = faiss.knn(asked, known[row, group, :most].numpy(), min(k, most), metric=metric)
-            found[row, own, :, : min(k, most)] = torch.from_numpy(places).view(shared, count, -1)
-    return found.to(q.device)
+            _, places = faiss.knn(block, stored_keys[row, group, :most].numpy(), min(k, most), metric=metric)
+            indices[row, group_heads, :, : min(k, most)] = torch.from_numpy(places).view(shared, count, -1)
+    return indices.to(q.device)

@@ -29,5 +29,5 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Ten
     if groups > 1:
         k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
     before, log_before = fused_onednn.forward(q, k[:, :, :past], v[:, :, :past], False, problem.scale)
-    own, log_own = fused_onednn.forward(q, k[:, :, past:], v[:, :, past:], True, problem.scale)
-    return torch.lerp(own, before, torch.sigmoid(log_before - log_own)[..., None].to(own.dtype))
+    recent, log_own = fused_onednn.forward(q, k[:, :, past:], v[:, :, past:], True, problem.scale)
+    return torch.lerp(recent, before, torch.sigmoid(log_before - log_own)[..., None].to(recent.dtype))

@@ -27,11 +27,11 @@ BLOCK = 256
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block: int = BLOCK) -> Tensor:
     """Compute attention O (B, H, N, Dv) for aligned sites; shapes as in ``reference``. ``block``: queries per call."""
     of_band = sdpa.attention if problem.softcap is None else products.attention
-    found = bands(problem.mask, q.shape[2], k.shape[2], block)
-    each = [keys for band in found for keys in band]
+    by_block = bands(problem.mask, q.shape[2], k.shape[2], block)
+    each = [keys for band in by_block for keys in band]
     keys, values = iter(slices(k, each)), iter(slices(v, each))
     outs = []
-    for i, (band, queries) in enumerate(zip(found, q.split(block, 2), strict=True)):
+    for i, (band, queries) in enumerate(zip(by_block, q.split(block, 2), strict=True)):
         if not band:
             outs.append(q.new_zeros(*queries.shape[:3], v.shape[-1]))
             continue
@@ -69,23 +69,23 @@ def at_once(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, block: i
 def _rows_of_bands(q: Tensor, num_keys: int, problem: AttentionProblem, block: int) -> tuple[Tensor, SharedSites]:
     """Return (key indices of all bands, concatenated; sites with one batch row for each block of each row)."""
     batch, num_queries, sites, device = q.shape[0], q.shape[2], problem.sites, q.device
-    found = bands(problem.mask, num_queries, num_keys, block)
-    parts = range(max(1, *map(len, found)))
+    by_block = bands(problem.mask, num_queries, num_keys, block)
+    parts = range(max(1, *map(len, by_block)))
     columns = torch.cat(
-        [_columns([band[i] if i < len(band) else slice(0, 0) for band in found], device) for i in parts], 1
+        [_columns([band[i] if i < len(band) else slice(0, 0) for band in by_block], device) for i in parts], 1
     )
-    places = torch.arange(len(found) * block, device=device).clamp(max=num_queries - 1).view(len(found), block)
-    held = columns.clamp(min=0)
+    places = torch.arange(len(by_block) * block, device=device).clamp(max=num_queries - 1).view(len(by_block), block)
+    indices = columns.clamp(min=0)
 
     def of_rows(x: Tensor | None, index: Tensor) -> Tensor | None:
         return None if x is None else x[:, index].expand(batch, -1, -1).flatten(0, 1)
 
-    key = torch.where(columns < 0, -1, sites.key[:, held]).expand(batch, -1, -1).flatten(0, 1)
+    key = torch.where(columns < 0, -1, sites.key[:, indices]).expand(batch, -1, -1).flatten(0, 1)
     query = of_rows(sites.query, places)
     assert query is not None
-    prefix = None if sites.prefix is None else sites.prefix.expand(batch).repeat_interleave(len(found))
-    segments = of_rows(sites.query_segment, places), of_rows(sites.key_segment, held)
-    return held.flatten(), SharedSites(query, key, *segments, prefix=prefix)
+    prefix = None if sites.prefix is None else sites.prefix.expand(batch).repeat_interleave(len(by_block))
+    segments = of_rows(sites.query_segment, places), of_rows(sites.key_segment, indices)
+    return indices.flatten(), SharedSites(query, key, *segments, prefix=prefix)
 
 
 def _columns(parts: list[slice], device: torch.device) -> Tensor:
@@ -100,8 +100,8 @@ def bands(mask: Mask, num_queries: int, num_keys: int, block: int = BLOCK) -> li
 
     The result is cached by mask and sizes, because the search over 16,384 positions takes 3 ms.
     """
-    found = _find_bands.__wrapped__ if torch.compiler.is_compiling() else _find_bands
-    return found(mask, num_queries, num_keys, block)
+    find = _find_bands.__wrapped__ if torch.compiler.is_compiling() else _find_bands
+    return find(mask, num_queries, num_keys, block)
 
 
 @lru_cache(maxsize=256)

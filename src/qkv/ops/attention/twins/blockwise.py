@@ -101,9 +101,9 @@ class _Blockwise(torch.autograd.Function):
                 m = torch.maximum(largest[:, :, queries], s.amax(-1))
                 base = m.masked_fill(m == -torch.inf, 0.0)  # no visible key so far: e^(-inf - 0) = 0, not NaN
                 p = (s - base[..., None]).exp()
-                kept = (largest[:, :, queries] - base).exp()
-                total[:, :, queries] = total[:, :, queries] * kept + p.sum(-1)
-                out[:, :, queries] = out[:, :, queries] * kept[..., None] + p.to(v.dtype) @ v[:, :, keys]
+                decay = (largest[:, :, queries] - base).exp()
+                total[:, :, queries] = total[:, :, queries] * decay + p.sum(-1)
+                out[:, :, queries] = out[:, :, queries] * decay[..., None] + p.to(v.dtype) @ v[:, :, keys]
                 largest[:, :, queries] = m
         blind = total == 0
         out = out / total.masked_fill(blind, 1.0)[..., None]

@@ -65,7 +65,7 @@ def place(chosen: Tensor, count: int, sites: Sites, consecutive: bool) -> Places
     return Places(sites, chosen, index, consecutive)
 
 
-def _scores(q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, *others: object) -> Unseen:
+def _scores(q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, *arguments: object) -> Unseen:
     """Declare the costs of a call: pairs that are computed although neither in a window nor global count as hidden."""
     rows, count, chosen = q.shape[:2].numel(), q.shape[2], places.index.shape[1]
     pair = 2 * rows * (q.shape[3] + v.shape[3])
@@ -76,11 +76,11 @@ def _scores(q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, *other
 
 @declares(_scores)
 def windowed(
-    q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, block: int, given: tuple[float, float]
+    q: Tensor, k: Tensor, v: Tensor, places: Places, window: int, block: int, scaling: tuple[float, float]
 ) -> Tensor:
     """Compute attention O (B, H, N, Dv) to keys within ``window`` positions and to global keys.
 
-    ``block``: number of queries per block; given: (scale of the scores, dropout probability).
+    ``block``: number of queries per block; scaling: (scale of the scores, dropout probability).
     """
     count = q.shape[2]
     # If positions are not consecutive, any key may be in the window.
@@ -89,14 +89,14 @@ def windowed(
     blocks = [slice(first, min(first + block, count)) for first in range(0, count, block)]
     bands = [slice(max(queries.start - reach, 0), min(queries.stop + reach, count)) for queries in blocks]
     outs = []
-    for queries, keys, own, near_keys, near_values in zip(
+    for queries, keys, part, near_keys, near_values in zip(
         blocks, bands, slices(q, blocks), slices(k, bands), slices(v, bands), strict=True
     ):
-        shown = torch.cat((_global(places, queries), _near(places, queries, keys, window)), -1)[:, None]
-        at = Sites(places.sites.query[:, queries], shown.new_zeros(1, shown.shape[-1], dtype=torch.long))
-        problem = AttentionProblem(_Shown(shown), at, given[0], dropout=given[1])
+        visible = torch.cat((_global(places, queries), _near(places, queries, keys, window)), -1)[:, None]
+        at = Sites(places.sites.query[:, queries], visible.new_zeros(1, visible.shape[-1], dtype=torch.long))
+        problem = AttentionProblem(_Shown(visible), at, scaling[0], dropout=scaling[1])
         beside, values = (torch.cat(pair, 2) for pair in ((far_keys, near_keys), (far_values, near_values)))
-        outs.append(attention(own, beside, values, problem))
+        outs.append(attention(part, beside, values, problem))
     return torch.cat(outs, 2) if outs else torch.zeros_like(v)
 
 
@@ -118,8 +118,8 @@ def _global(places: Places, queries: slice) -> Tensor:
     keys = sites.key.expand(rows, -1).gather(1, index)
     segments = None if sites.key_segment is None else sites.key_segment.expand(rows, -1).gather(1, index)
     part = sites.part(queries, slice(None))
-    given = None if part.given is None else part.given.gather(2, index[:, None].expand(-1, part.given.shape[1], -1))
-    return _seen(Sites(part.query, keys, part.query_segment, segments, given=given)) & places.picked()[:, None]
+    visible = None if part.given is None else part.given.gather(2, index[:, None].expand(-1, part.given.shape[1], -1))
+    return _seen(Sites(part.query, keys, part.query_segment, segments, given=visible)) & places.picked()[:, None]
 
 
 def _seen(sites: Sites) -> Tensor:

@@ -24,11 +24,11 @@ def largest(scores: Tensor, k: int, positions: Tensor) -> Tensor:
     scores (B, H, N, M), hidden keys at -inf; positions (B or 1, M) of the keys. A query with fewer than k visible keys
     gets indices of hidden keys, too.
     """
-    found, places = scores.topk(min(k + 1, scores.shape[-1]))
-    if found.shape[-1] == k:
+    values, places = scores.topk(min(k + 1, scores.shape[-1]))
+    if values.shape[-1] == k:
         return places
-    least, following = found[..., k - 1], found[..., k]
-    slack = _share(scores.dtype) * torch.maximum(least.abs(), found[..., 0].abs())
+    least, following = values[..., k - 1], values[..., k]
+    slack = _share(scores.dtype) * torch.maximum(least.abs(), values[..., 0].abs())
     # Queries with fewer than k visible keys have no ties to break.
     tied = (following >= least - slack) & least.isfinite()
     places, at = places[..., :k], positions[:, None, None].expand_as(scores)

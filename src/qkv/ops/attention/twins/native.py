@@ -37,7 +37,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Ten
 
     Not for a bias, a soft cap or dropout. bf16 is computed in fp32. Shapes as in ``reference``.
     """
-    given, causal = q.dtype, not problem.mask.sees_all(problem.sites.span())
+    dtype, causal = q.dtype, not problem.mask.sees_all(problem.sites.span())
     q, k, v = (_rows(at_least_single(t)) for t in (q, k, v))
     batch, heads, queries, width = q.shape
     kv_heads, keys, value_width = k.shape[1], k.shape[2], v.shape[3]
@@ -53,7 +53,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Ten
         causal,
         torch.get_num_threads(),
     )
-    return y.to(given).transpose(1, 2)
+    return y.to(dtype).transpose(1, 2)
 
 
 def _rows(t: Tensor) -> Tensor:

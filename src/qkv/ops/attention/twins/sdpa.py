@@ -21,8 +21,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Ten
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
     visible, blind = sites.once((problem.mask, q.shape[1]), lambda: _visible(problem, q.shape[1]))
     bias = problem.bias()
-    shown = visible if bias is None else torch.where(visible, bias.to(q.dtype), -torch.inf)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=shown, **options)
+    mask = visible if bias is None else torch.where(visible, bias.to(q.dtype), -torch.inf)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
     return out if blind is None else out.masked_fill(blind, 0.0)
 
 

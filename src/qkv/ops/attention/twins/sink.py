@@ -94,11 +94,11 @@ def _longer(q: Tensor, k: Tensor, problem: AttentionProblem) -> tuple[Tensor, Te
 def _later(sites: Sites) -> Sites:
     """Prepend a key at position 0, and shift all other positions by one; empty slots (-1) remain empty."""
     key = F.pad(torch.where(sites.key >= 0, sites.key + 1, -1), (1, 0))
-    given = None if sites.given is None else F.pad(sites.given, (1, 0), value=True)
+    visible = None if sites.given is None else F.pad(sites.given, (1, 0), value=True)
     if sites.query_segment is not None and sites.key_segment is not None:  # the sink is in every document
         same = F.pad(sites.query_segment[:, :, None] == sites.key_segment[:, None, :], (1, 0), value=True)
-        given = same if given is None else same & given
-    return replace(sites, query=sites.query + 1, key=key, query_segment=None, key_segment=None, given=given)
+        visible = same if visible is None else same & visible
+    return replace(sites, query=sites.query + 1, key=key, query_segment=None, key_segment=None, given=visible)
 
 
 def _seen_by_all(problem: AttentionProblem) -> Mask:

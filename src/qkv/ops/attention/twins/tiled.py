@@ -52,12 +52,12 @@ class Band:
     def __init__(self, queries: slice, tiles: list[tuple[slice, bool]], problem: AttentionProblem):
         self.queries = queries
         self.keys = slice(tiles[0][0].start, tiles[-1][0].stop)
-        shown = {tile.start: whole for tile, whole in tiles}
+        by_start = {tile.start: whole for tile, whole in tiles}
         self.masked = []
         width = tiles[0][0].stop - tiles[0][0].start
         for start in range(self.keys.start, self.keys.stop, width):
             keys = slice(start, min(start + width, self.keys.stop))
-            if not shown.get(start, False):
+            if not by_start.get(start, False):
                 hidden = ~problem.sites.part(queries, keys).visible(problem.mask, 1)[0]
                 self.masked.append((slice(start - self.keys.start, keys.stop - self.keys.start), hidden))
 
