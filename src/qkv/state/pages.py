@@ -159,8 +159,8 @@ class Paged(Store):
             for i in range(past // size, pages_for(after, size)):
                 first, last = max(past, i * size), min(after, (i + 1) * size)
                 page = self.sizes.split(self._rows[place].pages[i].data)
-                for held, new in zip(page, (keys, values), strict=True):
-                    held[:, first - i * size : last - i * size] = new[place, :, first - past : last - past]
+                for old, new in zip(page, (keys, values), strict=True):
+                    old[:, first - i * size : last - i * size] = new[place, :, first - past : last - past]
 
     def _prepare(self, place: int, past: int, after: int) -> None:
         """Ensure that a row has unshared pages for the positions from ``past`` to ``after``; copy shared pages."""
@@ -192,8 +192,8 @@ class Paged(Store):
     def map(self, change: Callable[[Tensor], Tensor]) -> Paged:
         like = change(self.like)
         pages = {id(page): MemoryPage(change(page.data)) for page in self.pages()}
-        own = {id(row): row for row in self._rows}
-        rows = {known: _Row([pages[id(page)] for page in row.pages]) for known, row in own.items()}
+        by_id = {id(row): row for row in self._rows}
+        rows = {place: _Row([pages[id(page)] for page in row.pages]) for place, row in by_id.items()}
         return Paged(self.sizes, like, [rows[id(row)] for row in self._rows])
 
     def tensors(self) -> Iterator[Tensor]:
@@ -229,22 +229,22 @@ class Paged(Store):
 
     def cut(self, lengths: Counts) -> Paged:
         for place, (row, length) in enumerate(zip(self._rows, lengths, strict=True)):
-            kept = pages_for(length, self.sizes.positions)
-            if kept < len(row.pages):
+            count = pages_for(length, self.sizes.positions)
+            if count < len(row.pages):
                 if row.holders > 1:
                     row.release()
-                    self._rows[place] = _Row(row.pages[:kept])
+                    self._rows[place] = _Row(row.pages[:count])
                     self._rows[place].holders = 1
                 else:
-                    row.shorten(kept)
+                    row.shorten(count)
                 self._addresses = None
         return self
 
 
 def shared_bytes(pages: Sequence[MemoryPage]) -> int:
     """Return the number of bytes that sharing of pages saves; ``pages`` lists a page once per row that uses it."""
-    own = {id(page): page for page in pages}.values()
-    return sum(page.data.nbytes for page in pages) - sum(page.data.nbytes for page in own)
+    pages_by_id = {id(page): page for page in pages}.values()
+    return sum(page.data.nbytes for page in pages) - sum(page.data.nbytes for page in pages_by_id)
 
 
 def paged(stores: Iterable[Store]) -> Iterator[Paged]:

@@ -104,10 +104,10 @@ class Dense(Store):
 
     def _grow(self, needed: int) -> None:
         """Double the number of slots until it is at least ``needed``, up to ``most``."""
-        held = self.keys.shape[2]
-        if needed <= held:
+        size = self.keys.shape[2]
+        if needed <= size:
             return
-        capacity = slots_for(needed, held)
+        capacity = slots_for(needed, size)
         capacity = capacity if self.most is None else min(capacity, self.most)
         self.keys, self.values = (padded(t, 2, capacity) for t in (self.keys, self.values))
 
@@ -142,8 +142,8 @@ class Dense(Store):
         return self.map(lambda t: t.index_select(0, index))
 
     def one_row(self, row: int, length: int | None = None) -> Self:
-        held = self.keys.shape[2]
-        size = held if length is None else min(held, slots_for(length))
+        capacity = self.keys.shape[2]
+        size = capacity if length is None else min(capacity, slots_for(length))
         return self.map(lambda t: t[row : row + 1, :, :size].clone())
 
     def overwrite(self, to: Sequence[int], source: Sequence[int]) -> Self:
@@ -179,8 +179,8 @@ class Ring(Dense):
             return super().append(keys, values, arrival)
         if keys.shape[2] == 1:  # the overwritten slot belongs to a position that has just left the window
             self._turn(keys, values, arrival)
-            held = arrival.once(("ring", self.window, self.sinks), lambda: self._held(arrival.after_tensor))
-            return View(self.keys, self.values, held[:, : self.keys.shape[2]], recent=arrival.start is not None)
+            slots = arrival.once(("ring", self.window, self.sinks), lambda: self._held(arrival.after_tensor))
+            return View(self.keys, self.values, slots[:, : self.keys.shape[2]], recent=arrival.start is not None)
         before = arrival.once(("ring", self.window, self.sinks), lambda: self._held(arrival.past_tensor))[
             :, : self.keys.shape[2]
         ]
@@ -215,8 +215,10 @@ class Ring(Dense):
         past = past[:, None]
         newest = past - 1
         turned = newest - (newest - slot) % window
-        held = torch.where(slot < sinks, slot, turned) if sinks else turned
-        return torch.where((held >= 0) & (held < past) & ((slot < sinks) | (held >= sinks)), held, -1)
+        positions = torch.where(slot < sinks, slot, turned) if sinks else turned
+        return torch.where(
+            (positions >= 0) & (positions < past) & ((slot < sinks) | (positions >= sinks)), positions, -1
+        )
 
     def cut(self, lengths: Counts) -> Self:
         raise NotImplementedError("a ring buffer has overwritten earlier positions")
@@ -242,9 +244,9 @@ def new_store(
     return Dense(keys, values) if ring is None else Ring(keys, values, *ring)
 
 
-def slots_for(length: int, held: int = _FIRST_CAPACITY) -> int:
-    """Return the number of slots after doubling ``held`` slots until ``length`` positions fit."""
-    slots = max(held, 1)
+def slots_for(length: int, capacity: int = _FIRST_CAPACITY) -> int:
+    """Return the number of slots after doubling ``capacity`` slots until ``length`` positions fit."""
+    slots = max(capacity, 1)
     while slots < length:
         slots *= 2
     return slots
@@ -270,7 +272,7 @@ def joined(first: Tensor, second: Tensor) -> Tensor:
 def overwritten(t: Tensor, to: Sequence[int], source: Sequence[int]) -> Tensor:
     """Replace the rows ``to`` of ``t`` by copies of the rows ``source``; in place if ``t`` is contiguous."""
     t = t.contiguous()
-    held = t.unbind(0)
+    lines = t.unbind(0)
     # Row by row: index operations would copy twice.
-    torch._foreach_copy_([held[row] for row in to], [held[row] for row in source])  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+    torch._foreach_copy_([lines[row] for row in to], [lines[row] for row in source])  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
     return t

@@ -12,10 +12,10 @@ def extended(tail: Tensor, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, T
     tail (B, T, D): the last T unpadded inputs; x (B, N, D): new inputs; ``lengths`` (B): how many of them are not
     padding.
     """
-    kept = tail.shape[1]
+    width = tail.shape[1]
     window = torch.cat((tail, x), 1)
     if lengths is None:
         # A copy: a view would keep the whole sequence in memory.
-        return window, window[:, window.shape[1] - kept :].clone()
-    index = lengths[:, None] + torch.arange(kept, device=x.device)
+        return window, window[:, window.shape[1] - width :].clone()
+    index = lengths[:, None] + torch.arange(width, device=x.device)
     return window, window.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))

@@ -132,8 +132,8 @@ def nbytes(state: Any) -> int:
     A tensor outside of stores is counted once for each node that holds it, because each node gets a separate copy as
     soon as rows are added or removed.
     """
-    held = {id(t): t for store in stores(state) for t in store.tensors()}
-    return sum(t.nbytes for t in held.values()) + _outside_of_stores(state)
+    distinct = {id(t): t for store in stores(state) for t in store.tensors()}
+    return sum(t.nbytes for t in distinct.values()) + _outside_of_stores(state)
 
 
 def _outside_of_stores(state: Any) -> int:
