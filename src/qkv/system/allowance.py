@@ -20,8 +20,8 @@ def usable_cores(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int:
 
 def usable_threads() -> int:
     """Return the number of threads per operator: ``OMP_NUM_THREADS`` if it is set, else the number of usable cores."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdecimal() and int(given) > 0 else usable_cores()
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    return int(setting) if setting.isdecimal() and int(setting) > 0 else usable_cores()
 
 
 def memory_limit(groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int | None:
@@ -40,8 +40,8 @@ def free_memory(groups: Path = GROUPS, membership: Path = MEMBERSHIP, system: Pa
         return None
     limit, used = memory_limit(groups, membership), _values(groups, membership, "", "memory.current")
     used += _values(groups / "memory", membership, "memory", "memory.usage_in_bytes")
-    taken = next((int(text) for text in used if text.isdecimal()), 0)
-    return free if limit is None else max(0, min(free, limit - taken))
+    used_bytes = next((int(text) for text in used if text.isdecimal()), 0)
+    return free if limit is None else max(0, min(free, limit - used_bytes))
 
 
 @cache
@@ -88,14 +88,14 @@ def _quota(quota: str, period: str) -> Iterator[float]:
 
 def _values(top: Path, membership: Path, controller: str, name: str) -> list[str]:
     """Read the file ``name`` in the process's control group under ``top`` and in its parents; return the contents."""
-    found = []
+    contents = []
     path = _group(membership, controller)
     for folder in (path, *path.parents):
         try:
-            found.append((top / folder.relative_to("/") / name).read_text().strip())
+            contents.append((top / folder.relative_to("/") / name).read_text().strip())
         except (OSError, ValueError):
             continue
-    return found
+    return contents
 
 
 def _group(membership: Path, controller: str) -> Path:

@@ -28,8 +28,8 @@ class BuildError(Exception):
 
 def compiler() -> str | None:
     """Return the path of the C++ compiler: ``CXX`` if set, else the first of g++, c++ and clang++; None if absent."""
-    given = os.environ.get("CXX")
-    return next((found for name in ([given] if given else _COMPILERS) if (found := shutil.which(name))), None)
+    variable = os.environ.get("CXX")
+    return next((path for name in ([variable] if variable else _COMPILERS) if (path := shutil.which(name))), None)
 
 
 def library_path(source: Path, flags: Sequence[str]) -> Path | None:
@@ -38,11 +38,11 @@ def library_path(source: Path, flags: Sequence[str]) -> Path | None:
     The file name contains a digest of the source, the headers beside it, flags, compiler and processor, so that a
     change of any of them causes a new build.
     """
-    found = compiler()
-    if found is None:
+    program = compiler()
+    if program is None:
         return None
     code = b"".join(path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h"))))
-    whole = code + "\0".join([*flags, found, processor_model()]).encode()
+    whole = code + "\0".join([*flags, program, processor_model()]).encode()
     return cache_folder() / "native" / f"{source.stem}-{hashlib.sha256(whole).hexdigest()[:16]}.so"
 
 

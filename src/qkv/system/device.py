@@ -24,9 +24,9 @@ def named_device(name: str | None = None) -> torch.device | None:
     text, origin = (name, "device") if name else (os.environ.get(VARIABLE, ""), VARIABLE)
     if not text:
         return None
-    found = accelerator()
-    count = 0 if found is None else torch.accelerator.device_count()
-    present = ["cpu", *([] if found is None else [found.type, *(f"{found.type}:{i}" for i in range(count))])]
+    device = accelerator()
+    count = 0 if device is None else torch.accelerator.device_count()
+    present = ["cpu", *([] if device is None else [device.type, *(f"{device.type}:{i}" for i in range(count))])]
     if text not in present:
         raise UserError(f"{origin}: there is no device {text!r} on this machine; choose from {', '.join(present)}")
     return torch.device(text)

@@ -22,10 +22,10 @@ class UserError(ValueError):
 def quoted(value: object, most: int = 60) -> str:
     """Return ``repr(value)``, shortened in the middle to ``most`` characters."""
     try:
-        shown = repr(value)
+        text = repr(value)
     except ValueError:  # Python refuses to format integers of more than 4,300 digits
         return f"an integer of {value.bit_length():,} bits" if isinstance(value, int) else f"a {type(value).__name__}"
-    return clipped(shown, most)
+    return clipped(text, most)
 
 
 def clipped(text: str, most: int) -> str:
@@ -45,12 +45,12 @@ _LISTED = 60
 """Maximum number of names that a message lists."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return "did you mean …?" with the closest of ``known``, else "allowed: …" with the first ``_LISTED``.
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """Return "did you mean …?" with the closest of ``allowed``, else "allowed: …" with the first ``_LISTED``.
 
     See ``closest``.
     """
-    names = sorted(known)
+    names = sorted(allowed)
     name = closest(word, names)
     if name is not None:
         return f"did you mean {name!r}?"
@@ -58,10 +58,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"allowed: {', '.join(names[:_LISTED])}{more}"
 
 
-def closest(word: str, known: Iterable[str]) -> str | None:
-    """Return the closest of ``known`` within two edits (one for words of up to five characters), or None."""
+def closest(word: str, allowed: Iterable[str]) -> str | None:
+    """Return the closest of ``allowed`` within two edits (one for words of up to five characters), or None."""
     most = 2 if len(word) > 5 else 1
-    edits, name = min(((_edits(word, name, most), name) for name in known), default=(most + 1, ""))
+    edits, name = min(((_edits(word, name, most), name) for name in allowed), default=(most + 1, ""))
     return name if edits <= most and len(word) > edits else None
 
 
@@ -72,9 +72,9 @@ def _edits(word: str, other: str, most: int) -> int:
     before, row = list[int](), list(range(len(other) + 1))
     for i, letter in enumerate(word, 1):
         earlier, before, row = before, row, [i]
-        for j, own in enumerate(other, 1):
-            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != own)))
-            if i > 1 and j > 1 and letter == other[j - 2] and word[i - 2] == own:
+        for j, other_letter in enumerate(other, 1):
+            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != other_letter)))
+            if i > 1 and j > 1 and letter == other[j - 2] and word[i - 2] == other_letter:
                 row[j] = min(row[j], earlier[j - 2] + 1)
         if min(row) > most:
             return most + 1

@@ -38,10 +38,10 @@ def turned_off(path: str) -> str:
 
 def named() -> tuple[str, ...]:
     """Return the paths that ``QKV_WITHOUT`` turns off. Raises ``UserError`` if it names an unknown path."""
-    given = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
-    if ALL in given:
+    names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
+    if ALL in names:
         return tuple(PATHS)
-    unknown = next((name for name in given if name not in PATHS), None)
+    unknown = next((name for name in names if name not in PATHS), None)
     if unknown is not None:
         raise UserError(f"{VARIABLE}: there is no optional path {unknown!r}; choose from {', '.join(PATHS)}, {ALL}")
-    return tuple(given)
+    return tuple(names)

@@ -36,5 +36,5 @@ def settings() -> dict[str, str]:
     """Return the restrictions of this process: environment variables that limit instructions, optional paths or
     threads, and the number of usable cores if it is limited. Empty without restrictions.
     """
-    found = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-    return found | ({"cores": str(usable_cores())} if usable_cores() < (os.cpu_count() or 1) else {})
+    restrictions = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    return restrictions | ({"cores": str(usable_cores())} if usable_cores() < (os.cpu_count() or 1) else {})
