@@ -102,7 +102,7 @@ register(
         config=config,
         names=NAMES,
         prefix="model.",
-        ignored_config={"output_router_logits": "format of a call's outputs", "router_aux_loss_coef": "training"},
+        ignored_config={"output_router_logits": "output format of a call", "router_aux_loss_coef": "training"},
     )
 )
 

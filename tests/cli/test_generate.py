@@ -304,7 +304,7 @@ DAMAGED = {
     "an edited checkpoint": (_edited, "was changed after it was written"),
     "a pickle": (_pickle, "is a pickle under the name of a safetensors file; it could run code, so it was not loaded"),
     "a file of torch.save": (_torch_file, "is a pickle under the name of a safetensors file"),
-    "a truncated checkpoint": (_cut, "is cut short or not a safetensors file"),
+    "a truncated checkpoint": (_cut, "is truncated or not a safetensors file"),
     "no weights": (_no_weights, "has no weights: "),
     "a damaged tokenizer": (_no_tokenizer, "tokenizer.json was changed after the weights were trained"),
     "an edited spec": (_bad_spec, ": model.width: 'wide' given, but it should be a valid integer"),

@@ -181,7 +181,7 @@ def test_a_text_with_values_does_not_slide() -> None:
 
 
 def test_an_onnx_file_is_refused() -> None:
-    with pytest.raises(UserError, match="the input of 'joined' is more than values of one size"):
+    with pytest.raises(UserError, match="the input of 'joined' is not one tensor of one size"):
         graph_of(model_of())
 
 

@@ -208,17 +208,17 @@ def test_the_commands_read_an_adapter(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "another method": ({"peft_type": "IA3"}, "", "peft_type is 'IA3', but qkv knows only 'LORA'"),
-    "dora": ({"use_dora": True}, "", "use_dora is True, but qkv knows only None here; it changes the update: DoRA"),
+    "another method": ({"peft_type": "IA3"}, "", "peft_type is 'IA3', but qkv supports only 'LORA'"),
+    "dora": ({"use_dora": True}, "", "use_dora is True, but qkv supports only None here; it changes the update: DoRA"),
     "another start": ({"init_lora_weights": "pissa"}, "", "it changes the weights of the base model at the start"),
-    "an unknown key": ({"lora_sigma": 3}, "", "the key 'lora_sigma' is not known"),
+    "an unknown key": ({"lora_sigma": 3}, "", "the key 'lora_sigma' is unknown"),
     "another rank": (
         {"r": 4},
         "",
         "the rank of 'model.layers.0.self_attn.q_proj' is 4, but its matrices have",
     ),
-    "an embedding": ({}, "model.embed_tokens.lora_embedding_A", "is neither one of two low-rank matrices"),
-    "one matrix": ({}, "model.layers.1.self_attn.q_proj.lora_A.weight", "is neither one of two low-rank matrices"),
+    "an embedding": ({}, "model.embed_tokens.lora_embedding_A", "is neither a low-rank matrix"),
+    "one matrix": ({}, "model.layers.1.self_attn.q_proj.lora_A.weight", "is neither a low-rank matrix"),
     "another model": ({}, "encoder.block.weight", "which models of the family Llama do not have"),
     "a layer too many": ({}, "model.layers.7.self_attn.q_proj", "which its base model does not hold"),
     "no base": (
@@ -226,7 +226,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "",
         "is for the base model '/nowhere/base', which",
     ),
-    "a task": ({"task_type": "SEQ_2_SEQ"}, "", "task_type is 'SEQ_2_SEQ', which qkv does not know; allowed: CAUSAL_LM"),
+    "a task": (
+        {"task_type": "SEQ_2_SEQ"},
+        "",
+        "task_type is 'SEQ_2_SEQ', which qkv does not support; allowed: CAUSAL_LM",
+    ),
     "a broken pattern": ({"rank_pattern": {"(": 3}}, "", "'(' in adapter_config.json is not a regular expression"),
 }
 
@@ -250,7 +254,7 @@ def test_a_folder_without_the_matrices_and_a_matrix_of_another_shape(tmp_path: P
     path = "model.layers.0.self_attn.q_proj"
     wrong = {f"{path}.lora_A.weight": torch.ones(2, 13), f"{path}.lora_B.weight": torch.ones(12, 2)}
     folder = written(tmp_path / "adapter", {}, wrong)
-    with pytest.raises(UserError, match=r"of the shape \[12, 13\], and that of its base model has \[12, 12\]"):
+    with pytest.raises(UserError, match=r"with the shape \[12, 13\], but in its base model it has \[12, 12\]"):
         load_published(folder)
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(UserError, match=r"holds an adapter_config\.json but no adapter_model\.safetensors"):

@@ -203,7 +203,7 @@ AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
 def test_other_models_are_refused_before_anything_is_written(fields: dict[str, object], tmp_path: Path) -> None:
     described = {"width": 16, "context_length": 8, **fields}
     described["frontend"] = {"kind": "text", "vocab_size": VOCAB, **described.get("frontend", {})}  # type: ignore[dict-item]
-    with pytest.raises(UserError, match="for causal language models, and this model is not one"):
+    with pytest.raises(UserError, match="for causal language models only, and this model is not one"):
         save_with_code(build(Model.parse(described), 0), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

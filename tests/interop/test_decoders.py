@@ -217,7 +217,7 @@ REFUSED = {
         {"apply_residual_connection_post_layernorm": True},
         "apply_residual_connection_post_layernorm",
     ),
-    "bloom-two-widths": (BLOOM, {"hidden_size": 512}, "n_embed is 1024, but qkv knows only 512"),
+    "bloom-two-widths": (BLOOM, {"hidden_size": 512}, "n_embed is 1024, but qkv supports only 512"),
     "mpt-slopes": (MPT, {"attn_config": {"alibi_bias_max": 16}}, "attn_config: alibi_bias_max is 16"),
     "mpt-without-alibi": (MPT, {"attn_config": {"alibi": False}}, "attn_config: alibi is False"),
     "mpt-scale": (MPT, {"attn_config": {"softmax_scale": 0.0}}, "softmax_scale is 0, but it should be above 0"),

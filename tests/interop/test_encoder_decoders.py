@@ -154,7 +154,7 @@ def test_a_bias_of_the_logits_is_ignored_where_it_is_zero_and_refused_where_not(
     tensors = load_file(tmp_path / WEIGHTS)
     tensors["final_logits_bias"][0, 7] = 0.5
     save_file(tensors, tmp_path / WEIGHTS)
-    with pytest.raises(UserError, match=r"'final_logits_bias' holds values other than 0"):
+    with pytest.raises(UserError, match=r"'final_logits_bias' has values other than 0"):
         load_published(tmp_path)
 
 
@@ -216,12 +216,12 @@ def test_a_body_alone_gives_its_vectors(kind: Any, config: Any, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("make", "key", "value", "sentence"), [
-    (a_t5, "feed_forward_proj", "gated-swoosh", "feed_forward_proj is 'gated-swoosh', which qkv does not know"),
-    (a_t5, "dense_act_fn", "tanh", "dense_act_fn is 'tanh', but qkv knows only 'relu' here"),
+    (a_t5, "feed_forward_proj", "gated-swoosh", "feed_forward_proj is 'gated-swoosh', which qkv does not support"),
+    (a_t5, "dense_act_fn", "tanh", "dense_act_fn is 'tanh', but qkv supports only 'relu' here"),
     (a_t5, "num_heads", 0, "num_heads is 0"),
-    (a_bart, "normalize_before", True, "normalize_before is True, but qkv knows only False here"),
-    (a_bart, "extra_pos_embeddings", 1, "extra_pos_embeddings is 1, but qkv knows only 2 here"),
-    (a_bart, "activation_function", "swoosh", "activation_function is 'swoosh', which qkv does not know"),
+    (a_bart, "normalize_before", True, "normalize_before is True, but qkv supports only False here"),
+    (a_bart, "extra_pos_embeddings", 1, "extra_pos_embeddings is 1, but qkv supports only 2 here"),
+    (a_bart, "activation_function", "swoosh", "activation_function is 'swoosh', which qkv does not support"),
 ])  # fmt: skip
 def test_what_would_change_the_numbers_is_refused(
     make: Any, key: str, value: Any, sentence: str, tmp_path: Path

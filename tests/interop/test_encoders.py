@@ -171,14 +171,14 @@ def test_a_number_is_the_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"problem_type": "multi_label_classification"}, "'multi_label_classification', which qkv does not know"),
+        ({"problem_type": "multi_label_classification"}, "'multi_label_classification', which qkv does not support"),
         ({"problem_type": "regression"}, "with a num_labels of 3"),
         ({"position_embedding_type": "relative_key"}, "position encoding"),
         ({"is_decoder": True, "add_cross_attention": True}, "add_cross_attention"),
         ({"pruned_heads": {"0": [1]}}, "the number of heads"),
         ({"hidden_act": "gelv"}, "did you mean 'gelu'"),
         ({"architectures": ["BertForQuestionAnswering"]}, "num_labels is 3, but a span head has 2"),
-        ({"architectures": ["BertForNextSentencePrediction"]}, "is not known for BERT"),
+        ({"architectures": ["BertForNextSentencePrediction"]}, "is not supported for BERT"),
     ],
     ids=[
         "multi-label",

@@ -116,7 +116,7 @@ def test_texts_are_those_of_the_other_library(name: str, folder: Path, free: lis
     ],
 )
 def test_a_setting_that_qkv_has_not_is_named(settings: dict[str, Any], said: str, folder: Path) -> None:
-    with pytest.warns(UserWarning, match=f"qkv has no {said}"):
+    with pytest.warns(UserWarning, match=f"qkv does not support {said}"):
         run = with_settings(folder, **settings)
     listed = dict(run.ignored)
     assert said.split()[0] in listed or said.startswith(("num_beams", "early"))

@@ -266,7 +266,7 @@ def test_bad_files_are_refused_with_one_sentence(
     made = {
         "unknown": (
             {"architecture": "gpt3"},
-            "the architecture is 'gpt3', which qkv does not know; did you mean 'gpt2'",
+            "the architecture is 'gpt3', which qkv does not support; did you mean 'gpt2'",
         ),
         "missing": ({"drop": "blk.1.ffn_up.bias"}, "lacks the tensor 'blk.1.ffn_up.bias'"),
         "missing norm": ({"drop": "blk.1.attn_norm.weight"}, "lacks the tensor 'blk.1.attn_norm.weight'"),
@@ -323,7 +323,7 @@ def test_models_that_llama_cpp_cannot_run_are_refused(tmp_path: Path) -> None:
     case = next(case for case in every_case() if case.name == "gpt2-classes")
     case.model(case.config).save_pretrained(tmp_path / "hf")
     for model, said in (
-        (qkv.build(linear), "llama.cpp has no architecture for this model"),
+        (qkv.build(linear), "llama.cpp does not support this model"),
         (
             load_published(tmp_path / "neox").model,
             "a GGUF file of the architecture 'gptneox' does not store hidden_act: it always means 'gelu', "
@@ -344,7 +344,7 @@ def test_models_that_llama_cpp_cannot_run_are_refused(tmp_path: Path) -> None:
 def test_rows_that_are_no_multiple_of_a_block_are_kept_in_fp16(tmp_path: Path) -> None:
     model = tiny_model()
     written = save_gguf(model, tmp_path / "a.gguf", dtype="q8_0")
-    assert any("no multiple of 32" in note for note in written.notes)
+    assert any("not a multiple of 32" in note for note in written.notes)
     kinds = {each.name: each.tensor_type.name for each in gguf.GGUFReader(tmp_path / "a.gguf").tensors}
     assert kinds["blk.0.attn_qkv.weight"] == "F16"
     assert kinds["position_embd.weight"] == kinds["blk.0.attn_norm.weight"] == "F32"

@@ -137,17 +137,17 @@ def written(text: str) -> Callable[[Path], None]:
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "cut-short": (cut_short, "is cut short or not a safetensors file"),
-    "header-beyond-the-file": (header_beyond_the_file, "is cut short or not a safetensors file"),
-    "overlapping-offsets": (overlapping, "is cut short or not a safetensors file"),
+    "cut-short": (cut_short, "is truncated or not a safetensors file"),
+    "header-beyond-the-file": (header_beyond_the_file, "is truncated or not a safetensors file"),
+    "overlapping-offsets": (overlapping, "is truncated or not a safetensors file"),
     "empty": (empty, "is empty"),
     "fp8": (strange_precision, "is in fp8, but the config has no quantization_config"),
     "index-climbs-out": (climbing, "outside the folder"),
     "index-names-a-path": (absolute, "outside the folder"),
     "shard-is-missing": (lost_shard, "is missing"),
     "pickle-in-disguise": (pickle_in_disguise, "is a pickle under the name of a safetensors file"),
-    "pickle-alone": (pickle_alone, "only as a pickle"),
-    "no-weights": (no_weights, "holds no weights"),
+    "pickle-alone": (pickle_alone, "only in a pickle"),
+    "no-weights": (no_weights, "contains no weights"),
     "no-model-type": (without("model_type"), "the key 'model_type' is missing"),
     "unknown-model-type": (changed(model_type="gpt3"), "did you mean 'gpt2'"),
     "unknown-architecture": (changed(architectures=["GPT2LMHeadModul"]), "did you mean 'GPT2LMHeadModel'"),
@@ -155,34 +155,34 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "true-for-a-size": (changed(n_embd=True), "n_embd is True, but it should be a whole number"),
     "zero-heads": (changed(n_head=0), "n_head is 0"),
     "heads-do-not-divide": (changed(n_head=5), "5 heads do not divide the width 12"),
-    "wide-layer": (changed(n_embd=2**31), "the weights beside it hold only"),
-    "wide-feed-forward": (changed(n_inner=2**31), "the weights beside it hold only"),
+    "wide-layer": (changed(n_embd=2**31), "the weight files beside it contain only"),
+    "wide-feed-forward": (changed(n_inner=2**31), "the weight files beside it contain only"),
     "not-a-number": (
         changed(layer_norm_epsilon=float("nan")),
-        "'layer_norm_epsilon' holds nan, and numbers are finite",
+        "'layer_norm_epsilon' contains nan; allowed: finite numbers",
     ),
     "endless": (
         written('{"model_type": "gpt2", "attn_pdrop": 1e999}'),
-        "'attn_pdrop' holds inf, and numbers are finite",
+        "'attn_pdrop' contains inf; allowed: finite numbers",
     ),
     "endless-inside": (changed(id2label={"0": [{"b": -math.inf}]}), "'id2label' holds -inf"),
     "more-than-64-bits": (
         changed(n_layer=2**70),
-        "holds 1180591620717411303424, and numbers are finite and of at most 64 bits",
+        "contains 1180591620717411303424; allowed: finite numbers of at most 64 bits",
     ),
-    "deep": (changed(n_layer=2**31), "the weights beside it hold only"),
-    "long": (changed(n_positions=2**62), "the weights beside it hold only"),
+    "deep": (changed(n_layer=2**31), "the weight files beside it contain only"),
+    "long": (changed(n_positions=2**62), "the weight files beside it contain only"),
     "another-width": (changed(n_embd=24), "has the shape"),
     "fewer-layers": (changed(n_layer=1), "which its config does not use"),
     "more-layers": (changed(n_layer=3), "lacks the tensor"),
     "misspelt-key": (written('{"model_type": "gpt2", "n_emdb": 4}'), "did you mean 'n_embd'"),
-    "key-that-changes-much": (changed(add_cross_attention=True), "qkv knows only False here"),
+    "key-that-changes-much": (changed(add_cross_attention=True), "qkv supports only False here"),
     "quantized": (changed(quantization_config={"bits": 4}), "quantization_config: the key 'quant_method' is missing"),
     "renamed-tensor": (renamed, "did you mean 'transformer.wta.weight'"),
     "added-tensor": (added, "did you mean 'transformer.h.0.mlp.c_fc.bias'"),
     "untied-in-secret": (untied_in_secret, "their values differ"),
     "config-is-no-json": (written("{"), "is not JSON"),
-    "config-is-a-list": (written("[1]"), "should hold a mapping"),
+    "config-is-a-list": (written("[1]"), "should contain a mapping"),
     "config-is-deep": (written("[" * 100_000), "cannot be read"),
 }
 
@@ -214,7 +214,7 @@ def test_a_pickle_that_runs_code_is_refused_even_on_request(tmp_path: Path) -> N
     folder = tiny(tmp_path / "folder")
     (folder / WEIGHTS).unlink()
     torch.save({"transformer.wte.weight": Payload(folder / "mark")}, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match="does not hold tensors alone"):
+    with pytest.raises(UserError, match="contains more than tensors"):
         load_published(folder, pickles=True)
     assert not (folder / "mark").exists()
 
@@ -226,7 +226,7 @@ def test_a_pickle_of_one_number_that_claims_many_is_refused(tmp_path: Path) -> N
     torch.save(
         {**tensors, "transformer.wte.weight": torch.zeros(1, 1).expand(2**31, 2**20)}, folder / "pytorch_model.bin"
     )
-    with pytest.raises(UserError, match="claims more elements"):
+    with pytest.raises(UserError, match="has more elements"):
         load_published(folder, pickles=True)
 
 

@@ -126,10 +126,10 @@ def test_defaults_and_sizes_of_older_files(tmp_path: Path) -> None:
     ("changed", "sentence"),
     [
         ({"image_processor_type": "ViTImageProcesor"}, "did you mean 'ViTImageProcessor'"),
-        ({"do_resize": False}, "do_resize is False, but qkv knows only True"),
-        ({"resample": 5}, "resample is 5, which qkv does not know"),
+        ({"do_resize": False}, "do_resize is False, but qkv supports only True"),
+        ({"resample": 5}, "resample is 5, which qkv does not support"),
         ({"size": {"shortest_edge": 12}}, "images have several sizes"),
-        ({"size": {"longest_edge": 12}}, "qkv knows only one size, height and width, or shortest_edge"),
+        ({"size": {"longest_edge": 12}}, "qkv supports only one size, height and width, or shortest_edge"),
         ({"size": {"height": 9, "width": 12}, "do_center_crop": True}, "9 × 12 before a crop"),
         ({"image_mean": [0.5, 0.5]}, "2 values are given for 3 channels"),
         ({"image_mean": ["a"]}, "should be a list of numbers"),
@@ -175,7 +175,7 @@ def test_the_encoder_of_a_masked_autoencoder_reads_all_patches_and_is_written_as
     [{"model_type": "swin"}, {"model_type": "perceiver", "architectures": ["PerceiverForImageClassificationFourier"]}],
 )
 def test_a_published_model_that_is_not_supported_is_refused_with_what_it_needs(values: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"config\.json: .* which qkv does not open; it needs: ") as refusal:
+    with pytest.raises(UserError, match=r"config\.json: .* which qkv does not support; it needs: ") as refusal:
         choose(Config(values))
     assert any(need in str(refusal.value) for need in NEEDS.values())
 

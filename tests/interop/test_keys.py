@@ -115,7 +115,7 @@ def test_keys_that_no_code_reads_are_left_unread_and_listed(family: Family, kind
     assert normal(read_spec(family, name, config)) == read(family, name, plain)
     listed = dict(ignored_keys(family, config))
     assert METADATA.keys() <= listed.keys()
-    assert listed["finetuned_by"] == f"not known to the published code of {family.name}"
+    assert listed["finetuned_by"] == f"not read by the published code of {family.name}"
 
 
 @pytest.mark.parametrize(("family", "kind"), TYPES, ids=[kind for _, kind in TYPES])

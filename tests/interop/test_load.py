@@ -102,10 +102,10 @@ def test_options_of_published_checkpoints_are_refused_elsewhere(tmp_path: Path) 
         load_published(folder, revision="main")
     with pytest.raises(UserError, match="is a file"):
         load_published(folder / WEIGHTS)
-    with pytest.raises(UserError, match="not the form of a published name"):
+    with pytest.raises(UserError, match="does not look like a published name"):
         load_published(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="holds no published checkpoint"):
+    with pytest.raises(UserError, match="contains no published checkpoint"):
         load_published(tmp_path / "empty")
     with pytest.raises(UserError, match="is not a run folder"):
         qkv.load(tmp_path / "empty")
@@ -138,7 +138,7 @@ def test_a_folder_of_that_name_comes_first(hub: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(hub)
     tiny(hub / "owner" / "tiny")
     assert load_published("owner/tiny").folder == Path("owner/tiny")
-    with pytest.raises(UserError, match="not the form of a published name"):
+    with pytest.raises(UserError, match="does not look like a published name"):
         load_published("owner/other")
 
 

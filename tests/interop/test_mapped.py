@@ -164,7 +164,7 @@ def test_pieces_that_do_not_fill_their_pages_are_not_joined(tmp_path: Path) -> N
         [(2, PAGE), (2 * PAGE + 2, PAGE)],
     ):
         assert file.joined(pieces, torch.float32, (1,)) is None
-    with pytest.raises(UserError, match="cut short while it was read"):
+    with pytest.raises(UserError, match="truncated while it was read"):
         file.joined([(2 * PAGE, PAGE), (PAGE, 4 * PAGE)], torch.float32, (5 * PAGE // 4,))
 
 
@@ -222,8 +222,8 @@ def test_a_file_that_changes_under_a_mapped_model_is_noticed_before_the_next_cal
     state = run.model.init_state(1)
     change(llama / WEIGHTS)
     sentence = (
-        r"model\.safetensors was changed while a model that is mapped from it was in use; "
-        r"load it again, or load it with copy=True"
+        r"model\.safetensors was changed while a model used weights mapped from it; "
+        r"load the model again, or with copy=True"
     )
     for call in (run.model, run.model.features, partial(run.model, state=state)):
         with pytest.raises(UserError, match=sentence):

@@ -86,7 +86,7 @@ def test_a_family_outside_of_the_package_is_loaded_and_exported(example: None, t
 
 def test_without_the_import_the_folder_is_refused(tmp_path: Path) -> None:
     GraniteMoeForCausalLM(GraniteMoeConfig(**SIZES)).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="model_type is 'granitemoe', which qkv does not know"):
+    with pytest.raises(UserError, match="model_type is 'granitemoe', which qkv does not support"):
         qkv.load(tmp_path)
 
 
@@ -132,7 +132,7 @@ def test_a_tensor_with_another_number_of_experts_is_refused(example: None, tmp_p
     theirs = GraniteMoeForCausalLM(GraniteMoeConfig(**SIZES))
     theirs.save_pretrained(tmp_path)
     text = (tmp_path / "config.json").read_text()
-    for count, said in ((4, "holds the tensor '.*input_linear.weight\\[4\\]'"), (6, "lacks the tensor '.*\\[5\\]'")):
+    for count, said in ((4, "has the tensor '.*input_linear.weight\\[4\\]'"), (6, "lacks the tensor '.*\\[5\\]'")):
         (tmp_path / "config.json").write_text(text.replace('"num_local_experts": 5', f'"num_local_experts": {count}'))
         with pytest.raises(UserError, match=said):
             load_published(tmp_path)

@@ -133,7 +133,7 @@ def test_what_no_published_form_has_is_not_saved_as_one(change: str, tmp_path: P
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"num_blocks": 2**31}, "num_blocks is 2,147,483,648, but the weights beside it hold only"),
+        ({"num_blocks": 2**31}, "num_blocks is 2,147,483,648, but the weight files beside it contain only"),
         (
             {"v_channels": 45},
             "v_channels: the values of the attention between latents have 45 features, and latents have 30",
@@ -141,11 +141,11 @@ def test_what_no_published_form_has_is_not_saved_as_one(change: str, tmp_path: P
         ({"qk_channels": 31, "v_channels": 30}, "31 features of queries and keys are not divisible by 3 heads"),
         (
             {"cross_attention_shape_for_attention": "qk"},
-            "cross_attention_shape_for_attention is 'qk', which qkv does not know",
+            "cross_attention_shape_for_attention is 'qk', which qkv does not support",
         ),
         (
             {"architectures": ["PerceiverForOpticalFlow"]},
-            "the architecture 'PerceiverForOpticalFlow' is not known for Perceiver",
+            "the architecture 'PerceiverForOpticalFlow' is not supported for Perceiver",
         ),
     ],
 )

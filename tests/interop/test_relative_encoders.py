@@ -58,13 +58,13 @@ def test_the_other_form_of_debertas_head_is_read_too(tmp_path: Path) -> None:
     [
         (
             {"conv_kernel_size": 3},
-            "conv_kernel_size is 3, but qkv knows only 0 here; it changes a convolution beside the first layer",
+            "conv_kernel_size is 3, but qkv supports only 0 here; it changes a convolution beside the first layer",
         ),
         ({"pos_att_type": "c2p|p2p"}, "pos_att_type holds 'p2p'"),
-        ({"pos_att_type": []}, "pos_att_type names no term"),
+        ({"pos_att_type": []}, "pos_att_type lists no term"),
         ({"relative_attention": False, "norm_rel_ebd": "none"}, "relative_attention is false"),
-        ({"embedding_size": 12}, "embedding_size is 12, but qkv knows only 30"),
-        ({"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd is 'batch_norm', which qkv does not know"),
+        ({"embedding_size": 12}, "embedding_size is 12, but qkv supports only 30"),
+        ({"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd is 'batch_norm', which qkv does not support"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
@@ -156,9 +156,9 @@ def test_xlnets_query_stream_is_the_sequence_behind_the_text(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ({"attn_type": "uni"}, "attn_type is 'uni', but qkv knows only 'bi' here"),
+        ({"attn_type": "uni"}, "attn_type is 'uni', but qkv supports only 'bi' here"),
         ({"untie_r": False}, "untie_r is False"),
-        ({"summary_type": "cls_index"}, "summary_type is 'cls_index', which qkv does not know"),
+        ({"summary_type": "cls_index"}, "summary_type is 'cls_index', which qkv does not support"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )

@@ -307,4 +307,4 @@ def test_an_export_is_compared_with_the_other_library(
     assert "not compared with the transformers library, as asked" in capsys.readouterr().out
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["export", str(half_run), "--out", str(tmp_path / "alone")]) == 0
-    assert "not compared, as the transformers library is not installed" in capsys.readouterr().out
+    assert "not compared, because the transformers library is not installed" in capsys.readouterr().out

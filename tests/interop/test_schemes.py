@@ -239,11 +239,11 @@ def test_matrices_are_those_that_the_scheme_defines(case: str, folder: Callable[
     [
         ({"bits": 4}, "quantization_config: the key 'quant_method' is missing"),
         ({"quant_method": "gptqq"}, "quant_method is 'gptqq'"),
-        ({"quant_method": "gptq", "bits": 3}, "bits is 3, which qkv does not read; it reads 2, 4 and 8"),
-        ({"quant_method": "awq", "version": "gemv"}, "version is 'gemv', which qkv does not read; it reads gemm"),
+        ({"quant_method": "gptq", "bits": 3}, "bits is 3, which qkv does not support; allowed: 2, 4 and 8"),
+        ({"quant_method": "awq", "version": "gemv"}, "version is 'gemv', which qkv does not support; allowed: gemm"),
         (
             {**COMPRESSED, "format": "marlin-24", "config_groups": groups(num_bits=4)},
-            "format is 'marlin-24', which qkv does not read",
+            "format is 'marlin-24', which qkv does not support",
         ),
     ],
 )

@@ -136,7 +136,7 @@ def make_folder(path: Path) -> None:
 
 
 DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
-    ("weights.safetensors", cut, "is cut short or not a safetensors file"),
+    ("weights.safetensors", cut, "is truncated or not a safetensors file"),
     ("weights.safetensors", flip, "was changed after it was written"),
     (
         "weights.safetensors",
@@ -149,7 +149,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object], str]] = [
     ("weights.safetensors", make_folder, "is a folder, not a safetensors file"),
     ("weights.safetensors", replace_by_foreign, ": its checksum differs from the one stored there"),
     ("optimizer.safetensors", take_from_other_step, ": its checksum differs from the one stored there"),
-    ("optimizer.safetensors", cut, "is cut short"),
+    ("optimizer.safetensors", cut, "is truncated"),
     ("random.safetensors", flip, "was changed after it was written"),
     ("state.json", edit_state, "was changed after it was written"),
     ("state.json", cut, "is truncated or not the state of a checkpoint"),
@@ -180,7 +180,7 @@ def test_without_a_good_checkpoint_the_error_names_the_newest(saved: CheckpointS
     for path in saved.paths():
         cut(path / "weights.safetensors")
     before = tree(saved.folder)
-    with pytest.raises(UserError, match=r"step-00000020/weights\.safetensors is cut short"):
+    with pytest.raises(UserError, match=r"step-00000020/weights\.safetensors is truncated"):
         loaded(saved)
     assert tree(saved.folder) == before
 

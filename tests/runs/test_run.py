@@ -96,7 +96,7 @@ def test_a_damaged_model_file_is_refused(copied: Path) -> None:
     path = copied / "model.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:-5])
-    with pytest.raises(UserError, match=r"model\.safetensors is cut short or not a safetensors file"):
+    with pytest.raises(UserError, match=r"model\.safetensors is truncated or not a safetensors file"):
         load(copied)
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(UserError, match=r"model\.safetensors was changed after it was written"):

@@ -178,7 +178,7 @@ def test_a_torn_checkpoint_costs_only_the_steps_since_the_one_before(
     events: list[Event] = []
     train(recipe, tmp_path / "run", on_event=events.append)
     assert isinstance(events[0], Notice)
-    assert events[0].text.startswith(f"{torn} is cut short")
+    assert events[0].text.startswith(f"{torn} is truncated")
     assert "resuming from the previous checkpoint, step 7" in events[0].text
     assert differences(straight, tmp_path / "run") == []
 

@@ -1,4 +1,4 @@
-"""Verify an export: open it with the transformers library, if installed, and compare logits with the original model."""
+"""Verification of an export: open it with the transformers library, if installed, and compare the logits."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ from qkv.models.transformer import Transformer
 from qkv.system.errors import UserError
 
 LIMIT = 2 << 30
-"""Size limit in bytes of fp32 weights for the default comparison, which holds two copies in memory."""
+"""Size limit in bytes of fp32 weights for a comparison by default, because a comparison holds two copies in memory."""
 TOLERANCE = 1e-4
-"""Tolerance: maximum difference / maximum logit. fp32 rounding gives about 1e-6; a wrong rotation in an untrained
-model, 5e-4.
-"""
+"""Tolerance: maximum difference / maximum logit. fp32 rounding gives about 1e-6; a wrong RoPE, untrained, 5e-4."""
 _LENGTH = 64
 
 
@@ -38,23 +36,22 @@ def size_of(model: Transformer) -> int:
 
 
 def compare(model: Transformer, folder: Path) -> str:
-    """Compare the logits of ``model`` with those of its export in ``folder``, opened by transformers, on a few random
-    ids, or on a random image or series, in fp32.
+    """Compare the logits of ``model`` with those of its export in ``folder``, opened by transformers, in fp32.
 
-    Returns a clause for the user: the largest difference, or why nothing was compared. Raises ``UserError`` if the
-    logits differ.
+    The input is a few random ids, or a random image or series. Return a clause for the user: the largest difference, or
+    why nothing was compared. Raises ``UserError`` if the logits differ.
     """
     if importlib.util.find_spec("transformers") is None:
-        return "not compared, as the transformers library is not installed"
+        return "not compared, because the transformers library is not installed"
     ours, errors = copy.deepcopy(model).to(torch.float32).eval(), list[float]()
     try:
-        for attention in ("eager", "sdpa"):  # in some families one of the two omits a part, such as soft caps
+        for attention in ("eager", "sdpa"):  # in some families one of the two omits an operation, such as a soft cap
             errors.append(_difference(ours, folder, attention))
             if errors[-1] <= TOLERANCE:
                 return f"compared with the transformers library: differs by {errors[-1]:.1e} of the largest logit"
-    except Exception as error:  # whatever another library raises on a folder that it cannot open
+    except Exception as error:  # any exception of the other library
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        return f"not compared, as the transformers library here cannot open it: {lines[0][:200]}"
+        return f"not compared, because the installed transformers library cannot open it: {lines[0][:200]}"
     raise UserError(
         f"the transformers library computes different logits from the export (they differ by {min(errors):.2g} of the "
         "largest logit), so nothing was written; please report it with the spec of the model, "
@@ -80,8 +77,9 @@ def _difference(ours: Transformer, folder: Path, attention: str) -> float:
 
 
 def _of_values(ours: Transformer, theirs: Any) -> float:
-    """Compare the outputs for a random image or window of a series; positions of an image are resampled if the model
-    was trained with another size.
+    """Compare the outputs for a random image or window of a series.
+
+    Learned positions of an image are resampled if the model was trained with another size.
     """
     signal = ours.frontend.random(channels_of(ours.spec), 1, torch.Generator().manual_seed(0))
     resampled = "interpolate_pos_encoding" in inspect.signature(theirs.forward).parameters
@@ -98,8 +96,9 @@ def _relative(own: Tensor, answer: Tensor) -> float:
 
 
 def _ids(ours: Transformer, folder: Path) -> Tensor:
-    """Choose random token ids (1, N) for the comparison, without special tokens, which other libraries may mask or pool
-    by; for an encoder–decoder the last id is the end-of-text token.
+    """Return random token ids (1, N) for the comparison; for an encoder–decoder the last id is the end-of-text token.
+
+    Special tokens are excluded, because other libraries may mask them or pool by them.
     """
     config, count = read_json(folder / CONFIG), ours.spec.vocab_size or 1
     special = {value for key, value in config.items() if key.endswith("_token_id") and isinstance(value, int)}
@@ -114,8 +113,9 @@ def _ids(ours: Transformer, folder: Path) -> Tensor:
 
 
 def _opened(folder: Path, attention: str) -> Any:
-    """Open the export with the transformers class of its architecture, else with the model file that was just written
-    into ``folder``.
+    """Open the export with the transformers class of its architecture.
+
+    For other architectures, use the Python model file that was written into ``folder``.
     """
     transformers, config = importlib.import_module("transformers"), read_json(folder / CONFIG)
     own = "auto_map" in config
@@ -125,8 +125,9 @@ def _opened(folder: Path, attention: str) -> Any:
 
 
 def _answer_of(found: Any, theirs: Any) -> Tensor:
-    """Return the logits of a transformers model's outputs; for span heads start and end logits stacked; for a model
-    without a head, hidden states times the token table.
+    """Return the logits in the outputs of a transformers model.
+
+    For span heads, stack start and end logits; for a model without a head, multiply hidden states by the token table.
     """
     if "logits" in found:
         return found.logits
@@ -137,7 +138,7 @@ def _answer_of(found: Any, theirs: Any) -> Tensor:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Return a context manager that silences warnings and progress bars of the transformers library."""
+    """Context manager: silence warnings and progress bars of the transformers library."""
     logger = logging.getLogger("transformers")
     level = logger.level
     with warnings.catch_warnings(), redirect_stderr(io.StringIO()):

@@ -1,4 +1,4 @@
-"""Published checkpoint: a folder or a GGUF file, with its config, which is read once."""
+"""Published checkpoint: a folder or a GGUF file, with its config, which is read only once."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from qkv.tokenizers.gguf.file import is_gguf
 
 
 class PublishedCheckpoint(NamedTuple):
-    """Folder of a checkpoint in Hugging Face format, with the contents of its ``config.json``; or a GGUF file.
+    """Folder of a checkpoint in Hugging Face format with the contents of its ``config.json``, or a GGUF file.
 
-    adapter: PEFT adapter of the checkpoint in ``folder``; ``values`` then describe the adapted model.
+    adapter: PEFT adapter to apply to the checkpoint in ``folder``; ``values`` then describe the adapted model.
     base: architecture of the checkpoint without the adapter.
     """
 
@@ -34,8 +34,9 @@ class PublishedCheckpoint(NamedTuple):
     base: str = ""
 
     def config(self, held: Held | None = None) -> Config:
-        """Return checked access to the folder's config. With ``held``, sizes that its weight files cannot hold are
-        refused.
+        """Return checked access to the checkpoint's config.
+
+        With ``held``, refuse sizes that exceed the contents of the weight files.
         """
         source = self.folder if is_gguf(self.folder) else self.folder / CONFIG
         schemes = KEYS if settings_of(self.values, str(source)) else ()
@@ -51,7 +52,7 @@ class PublishedCheckpoint(NamedTuple):
         return self.adapter.folder if self.adapter and holds_tokenizer(self.adapter.folder) else self.folder
 
     def names(self) -> dict[str, str]:
-        """Map the published name of each tensor of a GGUF file to its name there; empty for a folder."""
+        """Return the name in the GGUF file of each tensor, by published name; empty for a folder."""
         return gguf_names(self.values) if is_gguf(self.folder) else {}
 
     def tensors(self, pickles: bool = False, copy: bool = True) -> dict[str, Stored]:
@@ -69,8 +70,9 @@ class PublishedCheckpoint(NamedTuple):
 
 
 def open_checkpoint(source: str | Path, revision: str | None = None, pickles: bool = False) -> PublishedCheckpoint:
-    """Open the checkpoint folder or GGUF file ``source``, or download the published model of that name; reads its
-    config only. For a PEFT adapter, the checkpoint is that of its base model. Raises ``UserError``.
+    """Open the folder or GGUF file ``source``, or download the published model of that name; only the config is read.
+
+    For a PEFT adapter, open the checkpoint of its base model, with the adapter. Raises ``UserError``.
     """
     folder = find_folder(source, revision, pickles)
     if is_gguf(folder):
@@ -81,7 +83,8 @@ def open_checkpoint(source: str | Path, revision: str | None = None, pickles: bo
 
 
 def published_spec(path: Path) -> Model:
-    """Read the spec of a published model from its folder, its ``config.json`` or its GGUF file, without its weights.
+    """Read the spec of a published model from its folder, its ``config.json`` or its GGUF file, without the weights.
+
     Raises ``UserError``.
     """
     folder = path.parent if path.name == CONFIG and path.is_file() else path
@@ -105,9 +108,10 @@ def _adapted(folder: Path, pickles: bool) -> PublishedCheckpoint:
 
 
 def _base_folder(folder: Path, pickles: bool) -> Path:
-    """Find the folder of the base model of the adapter in ``folder``: the named path, relative to the working
-    directory, the adapter's folder or its parent; else the adapter's folder if it holds a checkpoint; else a published
-    model. Raises ``UserError``.
+    """Return the folder of the base model of the adapter in ``folder``.
+
+    Try the path named in the adapter's config relative to the working directory, the adapter's folder and its parent;
+    then the adapter's folder if it contains a checkpoint; then a published model. Raises ``UserError``.
     """
     name, revision = base_of(folder)
     places = [Path(name).expanduser(), folder / name, folder.parent / name] if name else []
@@ -126,30 +130,32 @@ def _base_folder(folder: Path, pickles: bool) -> Path:
 
 
 def _only(files: Sequence[Path], folder: Path) -> Path:
-    """Return the only GGUF file of a folder. Raises ``UserError`` if there are several."""
+    """Return the single GGUF file of a folder. Raises ``UserError`` if there are several."""
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
-        raise UserError(f"{folder} holds {len(files)} GGUF files: {names}; name one of them")
+        raise UserError(f"{folder} contains {len(files)} GGUF files: {names}; name one of them")
     return files[0]
 
 
 def find_folder(source: str | Path, revision: str | None = None, pickles: bool = False) -> Path:
-    """Return the folder of a published checkpoint, or a GGUF file: ``source`` itself, or the folder to which the
-    published model of that name is downloaded. Raises ``UserError``.
+    """Return the folder or GGUF file of a published checkpoint.
+
+    This is ``source`` itself, or the folder to which the published model of that name is downloaded. Raises
+    ``UserError``.
     """
     folder = Path(source).expanduser()
     if is_gguf(folder) and not revision:
         return folder
     if folder.is_dir():
         if not is_published(folder):
-            raise UserError(f"{folder} holds no published checkpoint: there is no {CONFIG}")
+            raise UserError(f"{folder} contains no published checkpoint: there is no {CONFIG}")
         if revision:
             raise UserError(f"{folder} is a folder here, and only published names have revisions")
         return _only(gguf_files(folder), folder) if gguf_files(folder) else folder
     if folder.exists():
-        raise UserError(f"{folder} is a file; name the folder that holds it, or a published model")
+        raise UserError(f"{folder} is a file; name the folder that contains it, or a published model")
     if not may_be_name(str(source)):
         raise UserError(
-            f"there is no folder {str(source)!r}, and it is not the form of a published name ('gpt2', 'owner/name')"
+            f"there is no folder {str(source)!r}, and it does not look like a published name ('gpt2', 'owner/name')"
         )
     return hub.fetch(str(source), revision, pickles)

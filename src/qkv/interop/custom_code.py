@@ -1,6 +1,6 @@
-"""Export a language model that no published family covers, with a Python model file that loads it through qkv.
+"""Export of a language model that no published family covers, with a Python model file that loads it through qkv.
 
-The transformers library opens the folder with ``trust_remote_code=True`` where qkv is installed; ``modeling_qkv.py``
+The transformers library opens the folder with ``trust_remote_code=True`` if qkv is installed: ``modeling_qkv.py``
 builds the model from the spec in ``config.json``.
 """
 
@@ -22,14 +22,15 @@ _SOURCE = Path(__file__).with_name("modeling_qkv.template")
 
 
 def save_with_code(model: Transformer, folder: str | Path, tokenizer: Tokenizer | None = None) -> None:
-    """Write a causal language model as a folder: config.json with its spec, model.safetensors, the model file and,
-    given a tokenizer, its files.
+    """Write a causal language model as a folder: config.json with its spec, model.safetensors and the Python model
+    file.
 
-    Raises ``UserError`` for another model, or if the folder cannot be written.
+    A tokenizer's files are added if there is one. Raises ``UserError`` for other models, or if the folder cannot be
+    written.
     """
     spec = model.spec
     if spec.encoder is not None or not spec.causal or not spec.head.predicts_tokens or spec.frontend.inputs_read:
-        raise UserError("a model file of its own is written for causal language models, and this model is not one")
+        raise UserError("a Python model file can be written for causal language models only, and this model is not one")
     kind = MODEL_FILE.removesuffix(".py")
     config = {
         "model_type": "qkv",
@@ -60,8 +61,9 @@ def save_with_code(model: Transformer, folder: str | Path, tokenizer: Tokenizer 
 
 
 def _tensors(model: Transformer) -> dict[str, Tensor]:
-    """Return the tensors of the model by their names in the model file; a shared tensor appears once, under its first
-    name.
+    """Return the tensors of the model by their names in the model file.
+
+    A shared tensor appears once, under its first name.
     """
     seen, found = set[int](), dict[str, Tensor]()
     for name, tensor in model.state_dict(keep_vars=True).items():

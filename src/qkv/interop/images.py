@@ -15,15 +15,17 @@ from qkv.spec.signals.images import Images, Patches
 from qkv.system.errors import UserError, nearest, quoted
 
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-"""Resampling filters by their numbers in Pillow."""
+"""Resampling filters by their numbers in the library Pillow."""
 _HALF = (0.5, 0.5, 0.5)
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 class _Kind(NamedTuple):
-    """Defaults of a published image processor. square: an integer ``size`` is the length of both sides; otherwise it is
-    the length of the shorter side. rounded: resized pixels are rounded to bytes.
+    """Defaults of a published image processor.
+
+    square: True if an integer ``size`` is the length of both sides, False if it is the length of the shorter side.
+    rounded: True if resized pixels are rounded to bytes.
     """
 
     size: dict[str, int]
@@ -60,15 +62,17 @@ _IGNORED = {
     "image_seq_length",
     "crop_pct",
     "_valid_processor_keys",
-    "do_reduce_labels",  # of segmentation
+    "do_reduce_labels",  # segmentation only
     "reduce_labels",
 }
-"""Keys that do not change the pixels."""
+"""Keys that do not affect the pixels."""
 
 
 def read_processor(folder: Path, spec: Model) -> Processor | None:
-    """Read the image processor of the published ``folder`` for a model of ``spec``; None if the model reads no images,
-    or the folder has none. Raises ``UserError`` for a processor that qkv cannot reproduce exactly.
+    """Read the image processor of the published ``folder`` for a model of ``spec``.
+
+    Return None if the model reads no images, or the folder has no processor. Raises ``UserError`` for a processor that
+    qkv cannot reproduce exactly.
     """
     if not has_processor(spec) or not (folder / PREPROCESSOR).is_file():
         return None
@@ -77,9 +81,7 @@ def read_processor(folder: Path, spec: Model) -> Processor | None:
 
 
 def has_processor(spec: Model) -> bool:
-    """True if a published folder of a model of ``spec`` may have a file for its processor, that is, if the model reads
-    images.
-    """
+    """Return True if a model of ``spec`` reads images, so that its folder may contain an image processor."""
     return isinstance(spec.frontend, Patches)
 
 
@@ -88,7 +90,7 @@ def _kind(config: Config) -> _Kind:
     named = config.word(key, "ViTImageProcessor")
     known = {f"{stem}{ending}": kind for stem, kind in _KINDS.items() for ending in _ENDINGS}
     if named not in known:
-        raise UserError(f"{config.source}: {key} is {quoted(named)}, which qkv does not know; {nearest(named, known)}")
+        raise UserError(f"{config.source}: {key} is {quoted(named)}, which is unsupported; {nearest(named, known)}")
     return known[named]
 
 
@@ -110,7 +112,7 @@ def _images(config: Config, kind: _Kind, channels: int) -> Images:
     filtered = config.integer("resample", kind.resample)
     if filtered not in _RESAMPLE:
         known = ", ".join(f"{number} ({name})" for number, name in _RESAMPLE.items())
-        raise UserError(f"{config.source}: resample is {filtered}, which qkv does not know; it knows {known}")
+        raise UserError(f"{config.source}: resample is {filtered}, which qkv does not support; allowed: {known}")
     found = Images.parse(
         {
             **_sizes(config, kind),
@@ -127,8 +129,9 @@ def _images(config: Config, kind: _Kind, channels: int) -> Images:
 
 
 def _standard(config: Config, kind: _Kind, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return (mean, standard deviation) of each channel for pixels from 0 to 1; a rescale factor of the config is
-    folded into them.
+    """Return (mean, standard deviation) of each channel for pixels from 0 to 1.
+
+    A rescale factor in the config is multiplied into them.
     """
     factor = 255 * config.number("rescale_factor", 1 / 255) if config.flag("do_rescale", True) else 255.0
     mean, deviation = (0.0,) * channels, (1.0,) * channels
@@ -155,8 +158,9 @@ def _per_channel(config: Config, key: str, default: tuple[float, ...], channels:
 
 
 def _sizes(config: Config, kind: _Kind) -> dict[str, Any]:
-    """Return the fields of ``Images`` for the sizes in a config: images are resized, then cropped around the centre if
-    the config has a crop.
+    """Return the fields of ``Images`` for the sizes in a config.
+
+    Images are resized, then cropped around the centre if the config has a crop.
     """
     size = _size(config, "size", kind.size, kind.square)
     crops = config.flag("do_center_crop", kind.crop is not None)
@@ -164,8 +168,8 @@ def _sizes(config: Config, kind: _Kind) -> dict[str, Any]:
     if not crops:
         if "shortest_edge" in size:
             raise UserError(
-                f"{config.source}: size gives the shorter side and do_center_crop is false, so images have "
-                "several sizes, but a model of qkv reads one; give size a height and a width"
+                f"{config.source}: size sets the shorter side and do_center_crop is false, so images have "
+                "several sizes, but a model of qkv reads one size; set a height and a width in size"
             )
         return size
     resized = size.get("shortest_edge") or size["height"]
@@ -191,15 +195,16 @@ def _size(config: Config, key: str, default: dict[str, int], square: bool) -> di
     ints = all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in found.values())
     if not ints or set(found) not in ({"height", "width"}, {"shortest_edge"}):
         raise UserError(
-            f"{config.source}: {key} is {quoted(given)}, but qkv knows only one size, height and width, or "
+            f"{config.source}: {key} is {quoted(given)}, but qkv supports only one size, height and width, or "
             "shortest_edge, above 0"
         )
     return dict(found)
 
 
 def written_processor(processor: Processor | None) -> dict[str, Any] | None:
-    """Build the contents of preprocessor_config.json for a processor; None if it is not fitted or does not process
-    images.
+    """Build the contents of preprocessor_config.json for a processor.
+
+    Return None if the processor is not fitted or does not process images.
     """
     if not isinstance(processor, Images) or not processor.is_fitted:
         return None
@@ -230,8 +235,9 @@ def written_processor(processor: Processor | None) -> dict[str, Any] | None:
 
 
 def sized_for(spec: Model, processor: Processor | None) -> Model:
-    """Adapt ``spec`` to the image size of ``processor``: learned positions of patches are resampled if the model was
-    trained with another size.
+    """Adapt ``spec`` to the image size of ``processor``.
+
+    Learned positions of patches are resampled if the model was trained with another size.
     """
     if not isinstance(processor, Images) or not isinstance(spec.frontend, Patches):
         return spec
@@ -239,7 +245,7 @@ def sized_for(spec: Model, processor: Processor | None) -> Model:
 
 
 def sized_as(spec: Model, other: Model) -> Model:
-    """Adapt ``spec`` to the image size of the model ``other``, if both read images."""
+    """Adapt ``spec`` to the image size of the model ``other`` if both models read images."""
     frontend = other.frontend
     return _at_size(spec, frontend.height, frontend.width) if isinstance(frontend, Patches) else spec
 

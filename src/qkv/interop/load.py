@@ -1,4 +1,4 @@
-"""Load a published checkpoint into a model built of qkv's parts."""
+"""Loading of a published checkpoint as a model built of qkv's parts."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """Loaded checkpoint in Hugging Face format or GGUF: model, tokenizer, settings, and ignored tensors and keys.
+    """Loaded checkpoint in Hugging Face or GGUF format: model, tokenizer, settings, and ignored tensors and keys.
 
-    ``tokenizer`` is None if the folder has none; ``labels`` is empty if it names no classes. ``used`` is the number of
-    tensors loaded. ``ignored`` and ``ignored_config`` list (name, reason) of tensors and config keys that were not
-    loaded; ``kept`` holds those ignored tensors, by their published name, that an export writes back. ``begin``: ids
+    ``tokenizer`` is None if the folder has none; ``labels`` is empty if the config names no classes. ``used`` is the
+    number of tensors loaded. ``ignored`` and ``ignored_config`` list (name, reason) of tensors and config keys that
+    were not loaded; ``kept`` contains the ignored tensors that an export writes back, by published name. ``begin``: ids
     with which the decoder of an encoder–decoder starts. ``adapter``: PEFT adapter that was merged into the weights.
     ``processor``: image processor from ``preprocessor_config.json``, or None. ``forms``: number of quantised tensors by
-    the name of their form in the file, such as "Q4_1".
+    the name of their format in the file, such as "Q4_1".
     """
 
     folder: Path
@@ -78,9 +78,9 @@ class PublishedModel:
 
     @property
     def quantization(self) -> str:
-        """Numbers of quantised tensors in the file by form, as text for people; empty without any."""
+        """Numbers of quantised tensors in the file by format, as text for people; "" if there are none."""
         several = ", ".join(f"{count} as {form}" for form, count in sorted(self.forms.items()))
-        return several and f"{several}; 'generate', 'chat' and 'serve' leave them in 8 and 4 bits"
+        return several and f"{several}; 'generate', 'chat' and 'serve' keep them in 8 and 4 bits"
 
 
 def load_published(
@@ -102,9 +102,9 @@ def load_published(
     next call of the model raises ``UserError``. ``copy`` reads everything into memory instead, contiguous; this is
     always done on Windows, where a mapped file cannot be renamed.
 
-    ``narrow``: matrices and tables that a file stores in blocks of 8 bits or less stay in 8 and 4 bits; the model is
-    then for inference on the CPU only. ``qkv.interop.gguf.blocks`` gives their precision. Else they are converted to
-    fp32. Raises ``UserError``.
+    ``narrow``: keep matrices and tables that a file stores in 8 bits or less in 8 or 4 bits; the model is then for
+    inference on the CPU only. ``qkv.interop.gguf.blocks`` states the rounding. By default they are converted to fp32.
+    Raises ``UserError``.
     """
     return read_published(open_checkpoint(source, revision, pickles), dtype, pickles, copy, narrow)
 
@@ -150,8 +150,7 @@ def read_published(
 
 
 def described(source: str | Path, revision: str | None = None) -> tuple[Transformer, Family, str]:
-    """Build the model of a published checkpoint on the meta device, without reading weights: (model, family, name of
-    the architecture).
+    """Return (model on the meta device, family, architecture name) of a published checkpoint, without reading weights.
 
     ``source``: folder or published name. Raises ``UserError``.
     """
@@ -161,7 +160,7 @@ def described(source: str | Path, revision: str | None = None) -> tuple[Transfor
 
 
 def _empty(spec: Model, folder: Path) -> Transformer:
-    """Build a model on the meta device, without storage; errors name the config in ``folder``."""
+    """Build a model on the meta device, without memory; errors name the config in ``folder``."""
     try:
         with torch.device("meta"):
             return Transformer(spec)
@@ -172,9 +171,7 @@ def _empty(spec: Model, folder: Path) -> Transformer:
 
 
 class Origin(NamedTuple):
-    """Names for messages: the path of a checkpoint, and published names of tensors -> their names in it, if they
-    differ.
-    """
+    """Checkpoint in error messages: its path, and names in it by published name, where they differ."""
 
     path: Path
     names: Mapping[str, str]
@@ -199,8 +196,8 @@ def fill(
     """Load the stored tensors into ``model`` one by one; return (name, reason) of each tensor that is ignored.
 
     ``dtype``: dtype of the loaded tensors, None: as stored; ``source``: the checkpoint, for messages; ``narrow``: keep
-    block-quantised matrices in 8 and 4 bits. Raises ``UserError`` for a tensor that is missing, unexpected, or not of
-    the shape that the config gives.
+    quantised matrices in 8 and 4 bits. Raises ``UserError`` for a tensor that is missing or unexpected, or whose shape
+    differs from the config's.
     """
     said = family.architectures[architecture]
     rows, reasons = family.rows(architecture), {**family.ignored, **said.ignored, **said.kept, **said.zeros}
@@ -236,10 +233,10 @@ def _packed(
     stored: Mapping[str, Stored],
     source: Origin,
 ) -> dict[str, PackedMatrix]:
-    """Read each block-quantised matrix that the model can hold so, by the name of the model's tensor.
+    """Read each quantised matrix that the model can hold in 8 or 4 bits, by the name of the model's tensor.
 
-    ``found``: the result of ``_shared``. A matrix that is stored under two names is compared, and therefore not among
-    them. Raises ``UserError`` for weights that are not finite.
+    ``found``: the result of ``_shared``. A matrix stored under two names is omitted, because its values have to be
+    compared. Raises ``UserError`` for weights that are not finite.
     """
     first, tied = found
     twice = {id(places[match.ours]) for match in tied if any(name in stored for name in match.theirs)}
@@ -259,9 +256,7 @@ def _packed(
 
 
 def _shared(model: nn.Module, found: Sequence[Match]) -> tuple[list[Match], list[Match]]:
-    """Return (first match of each tensor of ``model``, further matches of tensors that are shared, such as a tied
-    head).
-    """
+    """Return (first match of each tensor of ``model``, further matches of shared tensors, such as a tied head)."""
     tensors, seen = model.state_dict(keep_vars=True), set[int]()
     first, others = list[Match](), list[Match]()
     for match in found:
@@ -296,7 +291,7 @@ def _ignored(
     if unexpected:
         expected = _near(unexpected[0], {source.own(name) for name in wanted})
         raise UserError(
-            f"{source} holds the tensor {unexpected[0]!r}{_more(unexpected)}, which its config does not use; {expected}"
+            f"{source} has the tensor {unexpected[0]!r}{_more(unexpected)}, which its config does not use; {expected}"
         )
     return ignored
 
@@ -333,7 +328,7 @@ def _check_zeros(zeros: Mapping[str, str], stored: Mapping[str, Stored], source:
     for name, reason in zeros.items():
         if name in stored and bool(stored[name].read().any()):
             raise UserError(
-                f"{source}: the tensor {source.own(name)!r} holds values other than 0, which qkv does not support; "
+                f"{source}: the tensor {source.own(name)!r} has values other than 0, which qkv does not support; "
                 f"it supports {reason}"
             )
 
@@ -345,8 +340,9 @@ def _check_tied(
     dtype: torch.dtype | None,
     source: Origin,
 ) -> None:
-    """Raise ``UserError`` if a file stores a shared tensor under two names with different values. ``found``: the result
-    of ``_shared``.
+    """Raise ``UserError`` if a file stores a shared tensor under two names with different values.
+
+    ``found``: the result of ``_shared``.
     """
     first, tied = found
     tensors = model.state_dict(keep_vars=True)
@@ -361,8 +357,9 @@ def _check_tied(
 
 
 def _read(match: Match, shape: torch.Size, stored: Mapping[str, Stored], dtype: torch.dtype | None) -> Tensor:
-    """Build a tensor of the model from its stored parts: a view of the mapped file if the layout allows; else each part
-    is read directly into its position.
+    """Build a tensor of the model from its stored parts.
+
+    The result is a view of the mapped file if the layout allows; otherwise each part is read directly into its place.
     """
     own = stored[match.theirs[0]].dtype
     wanted = dtype if dtype is not None and own.is_floating_point else own
@@ -379,9 +376,9 @@ def _read(match: Match, shape: torch.Size, stored: Mapping[str, Stored], dtype: 
 
 
 def _as_it_lies(match: Match, shape: torch.Size, stored: Mapping[str, Stored]) -> Tensor | None:
-    """Return a tensor of the model as a view of a mapped file, without a copy; None if that is not possible.
+    """Return a tensor of the model as a view of a mapped file, without a copy; None if that is impossible.
 
-    A single stored tensor may be viewed with its axes in another order. Several stored tensors must be consecutive
+    A view of a single stored tensor may have its axes in another order. Several stored tensors must be consecutive
     parts of the model's tensor, as q, k, v are.
     """
     theirs = [entry for entry in (stored[name] for name in match.theirs) if isinstance(entry, Entry)]
@@ -416,14 +413,14 @@ def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def precision(name: str) -> torch.dtype:
-    """Return the torch dtype of a precision's name, such as "bf16". Raises ``UserError`` for an unknown name."""
+    """Return the torch dtype of the precision ``name``, such as "bf16". Raises ``UserError`` for an unknown name."""
     if name not in PRECISIONS:
         raise UserError(f"there is no precision {name!r}; {nearest(name, PRECISIONS)}")
     return PRECISIONS[name]
 
 
 def _precision(dtype: torch.dtype | str | None, stored: Mapping[str, Stored]) -> torch.dtype:
-    """Return the dtype of the loaded tensors. Raises ``UserError`` for tensors in fp8, which need scales."""
+    """Return the dtype of the loaded tensors. Raises ``UserError`` for fp8 tensors without scales."""
     bare = next((name for name, tensor in stored.items() if str(tensor.dtype).startswith("torch.float8")), None)
     if bare is not None:
         raise UserError(
@@ -439,7 +436,7 @@ def _precision(dtype: torch.dtype | str | None, stored: Mapping[str, Stored]) ->
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
-    """Load the tokenizer of the folder; None if it has none. Raises ``UserError`` if its file cannot be used."""
+    """Load the tokenizer of the folder; return None if it has none. Raises ``UserError`` if its file cannot be used."""
     return Tokenizer.load(folder) if holds_tokenizer(folder) else None
 
 
@@ -450,5 +447,5 @@ def labels_of(config: Config) -> tuple[str, ...]:
 
 
 def _numbered(spec: Model) -> tuple[str, ...]:
-    """Return default class names LABEL_0, LABEL_1, … of a model with a classification head."""
+    """Return the default class names LABEL_0, LABEL_1, … of a model with a classification head."""
     return tuple(f"LABEL_{i}" for i in range(spec.head.classes or 0))

@@ -1,5 +1,6 @@
-"""Register of published families. A family outside of the package registers itself when its module is imported, see
-``qkv.spec.extension.imports``.
+"""Register of published families.
+
+A family outside of the package registers itself when its module is imported, see ``qkv.spec.extension.imports``.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ def register(*several: Family) -> None:
 
 
 def families() -> list[Family]:
-    """Return all families, in alphabetical order within each depth of extension, so that a family comes after its
-    ``base``.
-    """
+    """Return all families, each after its ``base``, in alphabetical order otherwise."""
     return sorted(_FAMILIES.all(), key=lambda family: (_depth(family), family.name))
 
 
@@ -33,13 +32,15 @@ def find_family(name: str) -> Family | None:
 
 
 def families_by_type() -> dict[str, Family]:
-    """Return the family of each ``model_type``."""
+    """Return the families by ``model_type``."""
     return {name: family for family in families() for name in family.model_types}
 
 
 def choose(config: Config) -> tuple[Family, str]:
-    """Return (family, name of the architecture) of a config. Raises ``UserError`` that suggests the nearest
-    known name, or says what a published model that is not supported would need.
+    """Return (family, name of the architecture) of a config.
+
+    Raises ``UserError`` that suggests the nearest supported name, or says what an unsupported published model would
+    need.
     """
     if config.values.get("model_type") not in families_by_type():
         import_more()
@@ -50,16 +51,16 @@ def choose(config: Config) -> tuple[Family, str]:
     if architecture not in family.architectures:
         _refuse_unsupported(config, "the architecture", architecture)
         raise UserError(
-            f"{config.source}: the architecture {architecture!r} is not known for {family.name}; "
+            f"{config.source}: the architecture {architecture!r} is not supported for {family.name}; "
             f"{nearest(architecture, family.architectures)}"
         )
     return family, architecture
 
 
 def _refuse_unsupported(config: Config, key: str, name: object) -> None:
-    """Raise ``UserError`` if ``name``, the value of ``key``, is known and not supported."""
+    """Raise ``UserError`` if ``name``, the value of ``key``, is a published model that is not supported."""
     if isinstance(name, str) and name in NEEDS and name not in families_by_type():
-        raise UserError(f"{config.source}: {key} is {name!r}, which qkv does not open; it needs: {NEEDS[name]}")
+        raise UserError(f"{config.source}: {key} is {name!r}, which qkv does not support; it needs: {NEEDS[name]}")
 
 
 def _depth(family: Family) -> int:

@@ -31,7 +31,7 @@ _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "
 
 
 class Covering(NamedTuple):
-    """Published family and architecture whose config describes a spec exactly, and that config."""
+    """Published family and architecture whose config describes a spec exactly, with that config."""
 
     family: Family
     architecture: str
@@ -39,8 +39,9 @@ class Covering(NamedTuple):
 
 
 def covering(spec: Model, first: str = "") -> Covering | None:
-    """Find a published family whose config describes exactly this spec, trying the family named ``first`` first; None
-    if there is none.
+    """Return a published family whose config describes exactly this spec; None if there is none.
+
+    The family named ``first`` is tried first.
     """
     for family in sorted(families(), key=lambda family: family.name != first):
         body = family.config(spec)
@@ -57,7 +58,7 @@ def covering(spec: Model, first: str = "") -> Covering | None:
 
 
 def _gives(family: Family, architecture: str, config: dict[str, Any], spec: Model) -> bool:
-    """True if ``config`` reads back as the same model as ``spec``, so that nothing is lost silently."""
+    """Return True if ``config`` converts back to the same model as ``spec``, so that no setting is lost."""
     try:
         found = read_spec(family, architecture, Config(config))
     except UserError:
@@ -79,18 +80,16 @@ def save_published(
     """Write ``model`` as a checkpoint in Hugging Face format: config.json, model.safetensors, generation_config.json
     and, given a tokenizer or an image processor, their files.
 
-    Returns the published family and its config. ``family``: preferred family if several cover the model, such as the
-    family from which it was loaded. ``labels``: class names. ``begin``: the one or two ids with which the decoder of an
-    encoder–decoder starts; default: the tokenizer's beginning-of-text token. ``kept``: ignored tensors of the
-    loaded folder, written back if files of this architecture may hold them. ``ends``: ids of all tokens that end a
-    text. Raises ``UserError`` if no published family covers the model, or the folder cannot be written.
+    Returns the published family and its config. ``family``: family to prefer if several cover the model, such as the
+    one from which it was loaded. ``labels``: class names. ``begin``: the one or two ids with which the decoder of an
+    encoder–decoder starts; default: the tokenizer's beginning-of-text token. ``kept``: ignored tensors of the loaded
+    folder, written back if files of this architecture may hold them. ``ends``: ids of all tokens that end a text.
+    Raises ``UserError`` if no published family covers the model, or the folder cannot be written.
     """
     found = covering(model.spec, family)
     if found is None:
         kinds = ", ".join(family.name for family in families())
-        raise UserError(
-            f"no published family that qkv knows covers this model, so no other library could open it; known: {kinds}"
-        )
+        raise UserError(f"no published family covers this model, so no other library could open it; families: {kinds}")
     folder = Path(folder).expanduser()
     fixed = {key: value for key, value in found.config.items() if key.endswith("_token_id") and value is not None}
     config = {**found.config, **about(model, tokenizer, labels), **_start(model, tokenizer, begin), **fixed}
@@ -122,8 +121,9 @@ def _kept(kept: Mapping[str, Tensor], found: Covering, model: nn.Module) -> dict
 def published_tensors(
     model: nn.Module, family: Family, architecture: str, gradients: bool = False
 ) -> dict[str, Tensor]:
-    """Return the tensors of the model by published name, or their gradients if ``gradients``; shared tensors appear
-    once.
+    """Return the tensors of the model by published name; with ``gradients``, return their gradients.
+
+    Shared tensors appear once.
     """
     tensors, found, seen = model.state_dict(keep_vars=True), dict[str, Tensor](), set[int]()
     for match in matches(model, family.written(architecture)):
@@ -136,7 +136,7 @@ def published_tensors(
 
 
 def about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str]) -> dict[str, Any]:
-    """Return the config keys that do not depend on the spec: dtype, ids of special tokens, class names."""
+    """Return the config keys that are independent of the spec: dtype, ids of special tokens, class names."""
     first = next(model.parameters())
     found: dict[str, Any] = {"torch_dtype": _NAMES.get(first.dtype, "float32")}
     if tokenizer is not None:
@@ -152,7 +152,7 @@ def about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str]) 
 
 
 def _start(model: Transformer, tokenizer: Tokenizer | None, begin: Sequence[int]) -> dict[str, int]:
-    """Return config keys with the ids with which the decoder of an encoder–decoder starts; empty without an encoder."""
+    """Return the config keys with the ids that an encoder–decoder's decoder starts with; empty without an encoder."""
     if model.encoder is None:
         return {}
     if not begin and tokenizer is not None and "bos" in tokenizer.specials:
@@ -161,16 +161,18 @@ def _start(model: Transformer, tokenizer: Tokenizer | None, begin: Sequence[int]
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer, spec: Model) -> None:
-    """Write ``tokenizer`` with its settings; for a bidirectional model, the written tokenizer adds special tokens
-    around texts.
+    """Write ``tokenizer`` with its settings.
+
+    For a bidirectional model, the written tokenizer adds special tokens around texts.
     """
     (tokenizer if spec.causal else tokenizer.framing).save(folder / FILE_NAME)
     write_json(folder / TOKENIZER_CONFIG, tokenizer_config(tokenizer, spec))
 
 
 def tokenizer_config(tokenizer: Tokenizer, spec: Model) -> dict[str, Any]:
-    """Build the contents of tokenizer_config.json for the transformers library: a generic tokenizer class and the
-    special tokens by role.
+    """Build the contents of tokenizer_config.json for the transformers library.
+
+    They name a generic tokenizer class and the special tokens by role.
     """
     roles = {f"{role}_token": tokenizer.core.id_to_token(index) for role, index in tokenizer.specials.items()}
     return {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": spec.context_length, **roles}

@@ -1,4 +1,4 @@
-"""Read the pooling, prompts and limits of a sentence-transformers folder (Reimers & Gurevych 2019)."""
+"""Pooling, prompts and limits of a sentence-transformers folder (Reimers & Gurevych 2019)."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ POOLINGS = {
 class EmbeddingSettings:
     """Settings of a sentence-transformers model: poolings, length, prompts.
 
-    ``body``: folder of the Transformer. ``pools_prompt``: pool over the tokens of the prompt, too. ``prompts``: texts
-    to prepend, by name; ``default_prompt``: one of these names.
+    ``body``: folder of the Transformer. ``pools_prompt``: whether tokens of the prompt are pooled, too. ``prompts``:
+    texts to prepend, by name; ``default_prompt``: name of one of them.
     """
 
     body: Path
@@ -48,8 +48,9 @@ class EmbeddingSettings:
     default_prompt: str | None = None
 
     def prompt(self, name: str | None) -> str:
-        """Return the text of the prompt ``name``; None: text of the default prompt, or "" without one. Raises
-        ``UserError`` for an unknown name.
+        """Return the text of the prompt ``name``; None: the default prompt's text, or "" without a default prompt.
+
+        Raises ``UserError`` for an unknown name.
         """
         name = name if name is not None else self.default_prompt
         if name is None:
@@ -61,14 +62,15 @@ class EmbeddingSettings:
 
 
 def read_sentence(folder: Path) -> EmbeddingSettings:
-    """Read the settings of the sentence-transformers model in ``folder``. Raises ``UserError`` for an unknown module or
-    setting.
+    """Read the settings of the sentence-transformers model in ``folder``.
+
+    Raises ``UserError`` for an unknown module or setting.
     """
     modules = _modules(folder)
     kinds = [kind for kind, _ in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         known = "Transformer, Pooling, and after them Normalize or nothing"
-        raise UserError(f"{folder / MODULES} lists {', '.join(kinds) or 'nothing'}, but qkv knows only {known}")
+        raise UserError(f"{folder / MODULES} lists {', '.join(kinds) or 'nothing'}, but qkv supports only {known}")
     body, pooling = (path for _, path in modules[:2])
     poolings, pools_prompt = _poolings(pooling)
     max_length, lower_case = _reader(body)
@@ -79,9 +81,9 @@ def read_sentence(folder: Path) -> EmbeddingSettings:
 
 
 def pair_activation(folder: Path) -> Literal["sigmoid", "identity"]:
-    """Return the activation of the score of a cross-encoder in ``folder``: the one that ``config.json`` names for the
-    sentence-transformers library, else the sigmoid; the identity without a ``config.json``. Raises ``UserError`` for
-    another activation.
+    """Return the activation of a cross-encoder's score: the one that ``config.json`` names, else the sigmoid.
+
+    Without a ``config.json``, it is the identity. Raises ``UserError`` for another activation.
     """
     file = folder / CONFIG
     if not file.is_file():
@@ -96,12 +98,14 @@ def pair_activation(folder: Path) -> Literal["sigmoid", "identity"]:
         case "Identity":
             return "identity"
         case _:
-            raise UserError(f"{file} names the activation {name!r} for scores of pairs; qkv knows Sigmoid and Identity")
+            raise UserError(f"{file} names the activation {name!r} for scores of pairs; allowed: Sigmoid and Identity")
 
 
 class SentencePooling(NamedTuple):
-    """Pooling of a sentence-transformers folder: folder of the Transformer, poolings, L2 normalisation, and the modules
-    after these, such as Dense.
+    """Pooling of a sentence-transformers folder.
+
+    It consists of the folder of the Transformer, poolings, L2 normalisation, and the modules after these, such as
+    Dense.
     """
 
     body: Path
@@ -110,8 +114,9 @@ class SentencePooling(NamedTuple):
     unread: tuple[str, ...]
 
     def head(self, part: type[Pooled], dropout: float) -> Pooled:
-        """Build a head of the kind ``part`` that pools as the folder does. L2 normalisation becomes an RMS norm without
-        weight, which gives the same vectors times √D.
+        """Build a head of the kind ``part`` with the pooling of the folder.
+
+        L2 normalisation becomes an RMS norm without weight, which gives the same vectors times √D.
         """
         names = tuple(SENTENCE_NAMES[name] for name in self.poolings)
         norm = RMSNorm(weight=False, eps=1e-12) if self.normalise else NoNorm()
@@ -120,8 +125,10 @@ class SentencePooling(NamedTuple):
 
 
 def read_pooling(folder: Path) -> SentencePooling | None:
-    """Read the pooling of the sentence-transformers model in ``folder``; None if it is another folder, or does not pool
-    the output of a Transformer. Raises ``UserError`` for an unknown setting.
+    """Read the pooling of the sentence-transformers model in ``folder``.
+
+    Return None if it is not such a folder, or if it does not pool the output of a Transformer. Raises ``UserError`` for
+    an unknown setting.
     """
     if not is_sentence_folder(folder):
         return None
@@ -134,8 +141,9 @@ def read_pooling(folder: Path) -> SentencePooling | None:
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
-    """Read (kind, folder) of each module of the sentence-transformers model in ``folder``. Raises ``UserError`` for a
-    module outside of it.
+    """Read (kind, folder) of each module of the sentence-transformers model in ``folder``.
+
+    Raises ``UserError`` for a module outside of the folder.
     """
     try:
         listed = json.loads((folder / MODULES).read_text(encoding="utf-8"))
@@ -146,7 +154,7 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
         for module in listed
     )
     if not fits:
-        raise UserError(f"{folder / MODULES} should hold a list of modules, each with a type and a path")
+        raise UserError(f"{folder / MODULES} should contain a list of modules, each with a type and a path")
     outside = next((module["path"] for module in listed if _climbs(module["path"])), None)
     if outside is not None:
         raise UserError(
@@ -160,7 +168,7 @@ def _climbs(path: str) -> bool:
 
 
 def _poolings(folder: Path) -> tuple[tuple[str, ...], bool]:
-    """Read (names of poolings, True if the prompt's tokens are pooled too) from the folder of the module Pooling."""
+    """Read (names of poolings, True if tokens of the prompt are pooled too) from the folder of the module Pooling."""
     config = _config(folder / "config.json")
     for size in ("word_embedding_dimension", "embedding_dimension"):
         config.has(size)
@@ -185,9 +193,7 @@ def _poolings(folder: Path) -> tuple[tuple[str, ...], bool]:
 
 
 def _reader(folder: Path) -> tuple[int | None, bool]:
-    """Read (maximum number of tokens or None, True if texts are lower-cased) from the folder of the module
-    Transformer.
-    """
+    """Read (maximum number of tokens or None, True if texts are lower-cased) from the Transformer's folder."""
     file = next((folder / name for name in READERS if (folder / name).is_file()), None)
     if file is None:
         return None, False

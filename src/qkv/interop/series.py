@@ -1,5 +1,6 @@
-"""Conversion of series between qkv and published models. In published models the channels of a window are an axis of a
-tensor, not separate rows.
+"""Conversion of series between qkv and published models.
+
+Published models have the channels of a window as an axis of a tensor, not as separate rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from qkv.spec.signals.series import of_series
 
 
 def channels_of(spec: Model) -> int:
-    """Return the number of rows of a window: its number of channels if each channel is a separate row, else 1."""
+    """Return the number of rows of a window: the number of channels if each channel is a row, else 1."""
     frontend: Any = spec.frontend
     return frontend.features or 1 if of_series(frontend) and frontend.rows_per_channel else 1
 
@@ -29,8 +30,9 @@ def as_published(spec: Model, values: Tensor) -> Tensor:
 
 
 def answer_as_published(model: Transformer, signal: Signal) -> Tensor:
-    """Run a model and return its outputs in published form: for series, points (B, H, C) in the units of the values, or
-    vectors (B, C, N, D).
+    """Run a model and return its outputs in published form.
+
+    For series these are points (B, H, C) in the units of the values, or vectors (B, C, N, D).
     """
     found, channels, head = model(signal)[0], channels_of(model.spec), cast("Any", model.head)
     if not of_series(model.spec.frontend):

@@ -1,4 +1,4 @@
-"""Published model types and architectures that qkv does not open, each with what a family of them would need."""
+"""Published model types and architectures that qkv does not support, with the computation that each would need."""
 
 from __future__ import annotations
 
@@ -83,4 +83,4 @@ NEEDS: Reasons = {
     "PerceiverForImageClassificationFourier": "Fourier features of positions, concatenated with pixels",
     "PerceiverForImageClassificationConvProcessing": "Fourier features of positions, beside a convolution",
 }
-"""Value of ``model_type`` or ``architectures`` -> what it would need, as the object of a sentence."""
+"""Value of ``model_type`` or ``architectures`` -> what qkv would need to support it, a noun phrase."""

@@ -1,4 +1,4 @@
-"""Locate a tensor by its own or a published name: its path in the spec, its module, and its source line."""
+"""Location of a tensor, by its name in qkv or a published name: path in the spec, module, source line."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ _MOST_LAYERS = 200
 
 
 class Place(NamedTuple):
-    """Location of a tensor: names in qkv and in published files, conversion (``way``), shape, path in the spec, module
-    class and source line.
+    """Location of a tensor.
+
+    It consists of names in qkv and in published files, conversion (``way``), shape, path in the spec, module class and
+    source line.
     """
 
     ours: str
@@ -40,8 +42,9 @@ class Place(NamedTuple):
 
 
 def where(model: Transformer, name: str, family: Family | None = None, architecture: str = "") -> Place:
-    """Locate the tensor ``name`` of ``model``, by its name in qkv or in files of ``family``. Raises ``UserError`` that
-    suggests the nearest name.
+    """Locate the tensor ``name`` of ``model``, by its name in qkv or in files of ``family``.
+
+    Raises ``UserError`` that suggests the nearest name.
     """
     own = model.state_dict(keep_vars=True)
     table = _table(model, family, architecture)
@@ -51,9 +54,7 @@ def where(model: Transformer, name: str, family: Family | None = None, architect
         ours = next((match.ours for match in bare.values() if name in match.theirs), None)
     if ours is None:
         known = {*own, *(theirs for match in table.values() for theirs in match.theirs)}
-        raise UserError(
-            f"the model has no tensor {name!r}, under its own names or the published ones; {_near(name, known)}"
-        )
+        raise UserError(f"the model has no tensor named {name!r}, in qkv or in published files; {_near(name, known)}")
     owner = _owner(model, ours)
     file, line = source_of(owner)
     match = table.get(ours)
@@ -79,13 +80,15 @@ def everywhere(name: str) -> list[tuple[str, Place]]:
                 found.append((family.name, where(model, name, family, architecture)))
                 break
     if not found:
-        raise UserError(f"no family that qkv knows has a tensor {name!r}; {_near(name, known)}")
+        raise UserError(f"no published family has a tensor {name!r}; {_near(name, known)}")
     return found
 
 
 class _Sketch(Config):
-    """Config of an example model with a value for every key: the family's ``typical`` ones; else sizes of 64, two
-    heads, groups of heads or classes; ``count`` layers.
+    """Config of an example model, with a value for every key.
+
+    Values are the family's ``typical`` ones, else sizes of 64, two heads, groups of heads or classes, and ``count``
+    layers.
     """
 
     def __init__(self, family: Family, architecture: str, count: int):
@@ -125,8 +128,9 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def _owner(model: nn.Module, name: str) -> nn.Module:
-    """Return the innermost module that holds the tensor and is not one of torch's: for a linear map, the branch, norm
-    or head that uses it.
+    """Return the innermost module that contains the tensor and is not one of torch's classes.
+
+    For a linear layer, this is the branch, norm or head that uses it.
     """
     path = name.split(".")[:-1]
     chain = [model.get_submodule(".".join(path[:end])) for end in range(len(path), -1, -1)]
@@ -140,11 +144,10 @@ def source_of(module: nn.Module) -> tuple[Path, int]:
 
 
 def spec_path(model: Transformer, name: str) -> str:
-    """Return the path in ``model.spec`` of the part to which the tensor ``name`` belongs, accounting for the repeated
-    block pattern.
+    """Return the path in ``model.spec`` of the part that the tensor ``name`` belongs to.
 
-    Example: with a pattern of two blocks, ``blocks.5.branches.0.body.qkv.weight`` belongs to
-    ``model.blocks.1.branches.0``.
+    Blocks that repeat a pattern have the path of the pattern. Example: with a pattern of two blocks,
+    ``blocks.5.branches.0.body.qkv.weight`` belongs to ``model.blocks.1.branches.0``.
     """
     stack, prefix, parts = model.spec, "model", name.split(".")
     before = {"encoder": model.spec.encoder, "latents": model.spec.latents}.get(parts[0])

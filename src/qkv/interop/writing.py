@@ -1,7 +1,7 @@
-"""Generation settings of a published checkpoint, from ``generation_config.json`` or, in older folders, ``config.json``;
-for a GGUF file, from its metadata.
+"""Generation settings of a published checkpoint.
 
-Every setting is used, or changes no text, or is reported by a warning.
+They are in ``generation_config.json`` or, in older folders, in ``config.json``; for a GGUF file, in its metadata. Each
+setting is used, or affects no text, or causes a warning.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WITHOUT: Mapping[str, tuple[Any, ...]] = {
     "token_healing": (False,),
     "renormalize_logits": (False,),
 }
-"""Settings that change texts and that qkv does not support -> their neutral values."""
+"""Unsupported settings that change texts -> their neutral values."""
 WITHOUT_IN_SAMPLING: Mapping[str, tuple[Any, ...]] = {
     "typical_p": (1, 1.0),
     "epsilon_cutoff": (0, 0.0),
@@ -57,20 +57,21 @@ _TOP_K = 50
 
 
 class Said(NamedTuple):
-    """Generation settings and the file from which they were read; nulls are left out."""
+    """Generation settings, without nulls, and the file that they were read from."""
 
     values: Mapping[str, Any]
     file: Path
 
     @property
     def config(self) -> Config:
-        """Checked access to the settings."""
+        """The settings with checked access."""
         return Config(self.values, str(self.file))
 
 
 def said_by(folder: Path, config: Config) -> Said:
-    """Read the settings of ``generation_config.json``; without that file, the generation settings in ``config.json``,
-    as in older folders.
+    """Read the settings of ``generation_config.json``.
+
+    Without that file, read the generation settings in ``config.json``, as in older folders.
     """
     file = folder / GENERATION
     if not is_gguf(folder) and file.is_file():
@@ -80,8 +81,9 @@ def said_by(folder: Path, config: Config) -> Said:
 
 
 def going_on(folder: Path, tokenizer: Tokenizer | None, config: Config) -> Generation:
-    """Read the generation settings of a published decoder-only model: greedy unless ``do_sample`` is set. Warns of
-    unsupported settings.
+    """Read the generation settings of a published decoder-only model: greedy unless ``do_sample`` is set.
+
+    Warns of unsupported settings.
     """
     said = said_by(folder, config)
     found = said.config
@@ -107,12 +109,11 @@ def going_on(folder: Path, tokenizer: Tokenizer | None, config: Config) -> Gener
 
 
 def answering(folder: Path, config: Config) -> Generation:
-    """Read the generation settings of a published encoder–decoder: beam search with ``num_beams`` (default 1) between
-    the stated minimum and maximum length. Warns of unsupported settings.
+    """Read the generation settings of a published encoder–decoder: beam search with ``num_beams`` (default 1).
 
     The decoder starts with the ids of ``beginning``. The published ``max_length`` and ``min_length`` count all of these
     ids, ``max_new_tokens`` and ``min_new_tokens`` all but the first. The limits that are returned count only the tokens
-    after ``beginning``.
+    after ``beginning``. Warns of unsupported settings.
     """
     said = said_by(folder, config)
     found = said.config
@@ -134,8 +135,9 @@ def answering(folder: Path, config: Config) -> Generation:
 
 
 def beginning(folder: Path, config: Config) -> tuple[int, ...]:
-    """Return the ids with which the decoder of a published encoder–decoder starts: its start token and a forced first
-    token, if any.
+    """Return the ids that the decoder of a published encoder–decoder starts with.
+
+    These are its start token and a forced first token, if any.
     """
     said = Config({**config.values, **said_by(folder, config).values}, str(folder / GENERATION))
     first = "decoder_start_token_id" if said.has("decoder_start_token_id") else "bos_token_id"
@@ -158,15 +160,15 @@ def unused_settings(folder: Path, config: Config) -> Iterator[tuple[str, str]]:
     used = {*USED, "min_length"} if config.values.get("is_encoder_decoder") else {*USED}
     for key in sorted(said.values.keys() - used):
         if key in WITHOUT or key in WITHOUT_IN_SAMPLING:
-            yield key, "a setting that qkv has not" if _changes(said, key, draws) else "it changes nothing here"
+            yield key, "not supported by qkv" if _changes(said, key, draws) else "it changes nothing here"
         elif key == "max_length":
-            yield key, "prompt and text together; qkv counts new tokens: max_new_tokens"
+            yield key, "limits prompt and text together; qkv limits new tokens: max_new_tokens"
         else:
             yield key, "it changes no text"
 
 
 def _changes(said: Said, key: str, draws: bool) -> bool:
-    """True if an unsupported setting changes texts."""
+    """Return True if an unsupported setting changes texts."""
     neutral = WITHOUT[key] if key in WITHOUT else WITHOUT_IN_SAMPLING[key]
     return (key in WITHOUT or draws) and said.values[key] not in neutral and said.values[key] not in ([], {})
 
@@ -179,7 +181,7 @@ def _warn(said: Said, draws: bool, beams: int) -> None:
     if said.values.get("early_stopping") == "never":
         named.append('early_stopping "never"')
     for name in named:
-        warnings.warn(f"{said.file}: qkv has no {name}, so texts are written without it", stacklevel=2)
+        warnings.warn(f"{said.file}: qkv does not support {name}, so texts are generated without it", stacklevel=2)
 
 
 def _beams(found: Config) -> dict[str, Any]:
@@ -206,9 +208,7 @@ def _strings(found: Config) -> tuple[str, ...]:
 
 
 def _ends(folder: Path, found: Config, config: Config) -> tuple[int, ...]:
-    """Read the ids of the end tokens: one or several in ``eos_token_id``, or those of a GGUF file. Raises
-    ``UserError``.
-    """
+    """Read the ids of the end tokens from ``eos_token_id`` or a GGUF file. Raises ``UserError``."""
     if is_gguf(folder):
         return ends_of(folder)
     named = found.values.get("eos_token_id", config.values.get("eos_token_id"))

@@ -28,21 +28,21 @@ _PREFIX = "base_model.model."
 _TASKS = {"SEQ_CLS": "ForSequenceClassification", "TOKEN_CLS": "ForTokenClassification"} | {
     "QUESTION_ANS": "ForQuestionAnswering"
 }
-"""PEFT's task type -> ending of the architecture's name. Other tasks keep the head of the base model."""
+"""PEFT's task type -> ending of the architecture's name. For other task types, the base model's head stays."""
 _OTHER_TASKS = ("CAUSAL_LM", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION")
 _PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
-"""Initialisations of an adapter that do not change the weights of the base model."""
+"""Initialisations of an adapter that leave the weights of the base model unchanged."""
 _DESCRIPTIVE = (
     *("auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config"),
     *("exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout", "loftq_config"),
     *("megatron_config", "megatron_core", "modules_to_save", "parent_library", "peft_version", "qalora_group_size"),
     *("revision", "runtime_config", "target_modules"),
 )
-"""Keys of adapter_config.json that are ignored: they describe how the adapter was trained, not what it computes."""
+"""Keys of adapter_config.json that are ignored, because they describe how the adapter was trained."""
 
 
 class Pair(NamedTuple):
-    """Low-rank pair of a linear map: A (R, I), B (O, R) and the scale s."""
+    """Low-rank pair of a linear layer: matrices A (R, I) and B (O, R), and the scale s."""
 
     a: Entry
     b: Entry
@@ -53,8 +53,8 @@ class StoredAdapter(NamedTuple):
     """Contents of a PEFT adapter.
 
     pairs: low-rank pairs by the published name of the weight. whole: tensors saved in full, by published name. modules:
-    names in ``whole`` that belong to ``modules_to_save``, so they are not shared with another tensor. transposed:
-    weights are stored (I, O).
+    names in ``whole`` that belong to ``modules_to_save``, and are therefore not tied to another tensor. transposed:
+    True if weights are stored as (I, O).
     """
 
     folder: Path
@@ -95,8 +95,9 @@ def base_of(folder: Path) -> tuple[str, str | None]:
 
 
 def task_of(folder: Path) -> str | None:
-    """Return the ending of the architecture name for which the adapter in ``folder`` was trained; None for its base
-    model's architecture.
+    """Return the ending of the architecture name that the task of the adapter in ``folder`` requires.
+
+    None if the task requires none: the base model then keeps its architecture.
     """
     config = _config(folder)
     tasks = {**_TASKS, **dict.fromkeys(_OTHER_TASKS)}
@@ -104,8 +105,9 @@ def task_of(folder: Path) -> str | None:
 
 
 def read_adapter(folder: Path, family: Family, architecture: str) -> StoredAdapter:
-    """Read the adapter in ``folder`` for a model of that architecture. Raises ``UserError`` for settings and tensors
-    that change the model in an unsupported way.
+    """Read the adapter in ``folder`` for a model of that architecture.
+
+    Raises ``UserError`` for settings or tensors that change the model in an unsupported way.
     """
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise UserError(f"{folder} holds an {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}")
@@ -121,8 +123,8 @@ def read_adapter(folder: Path, family: Family, architecture: str) -> StoredAdapt
         elif not (leaf == "B.weight" and f"{path}.lora_A.weight" in loose):
             if path or "trainable_tokens" in name or "token_adapter" in name:
                 raise UserError(
-                    f"{folder / ADAPTER_WEIGHTS}: {name!r} is neither one of two low-rank matrices of a linear map "
-                    "nor a tensor saved in full, and qkv knows only these"
+                    f"{folder / ADAPTER_WEIGHTS}: {name!r} is neither a low-rank matrix of a linear layer "
+                    "nor a tensor saved in full; qkv supports no others"
                 )
             whole[known.full(name, folder)] = entry
     modules = [str(module) for module in config.items("modules_to_save")]
@@ -135,8 +137,10 @@ def read_adapter(folder: Path, family: Family, architecture: str) -> StoredAdapt
 def adapted_values(
     values: Mapping[str, Any], adapter: StoredAdapter, family: Family, architecture: str
 ) -> dict[str, Any]:
-    """Update the values of the base model's config with those that the adapter changes: architecture, number of classes
-    and of token embeddings, and whether the head is tied to the embeddings.
+    """Return the base model's config values with the changes that the adapter causes.
+
+    It can change the architecture, the number of classes and of token embeddings, and whether the head is tied to the
+    embeddings.
     """
     found = {**values, "architectures": [architecture]}
     rows = [row for row in family.architectures[architecture].names if row.ours.startswith("head.output")]
@@ -157,9 +161,10 @@ def adapted_values(
 def adapted_tensors(
     base: Mapping[str, Stored], adapter: StoredAdapter, family: Family, architectures: tuple[str, str]
 ) -> dict[str, Stored]:
-    """Return the tensors of the base model with the adapter applied. ``architectures``: of the base model and of the
-    adapted model; tensors of a head that the adapted model lacks are left out. Raises ``UserError`` for an adapter of
-    another model.
+    """Return the tensors of the base model with the adapter applied.
+
+    ``architectures``: of the base model and of the adapted model; head tensors that the adapted model lacks are
+    omitted. Raises ``UserError`` if the adapter belongs to another model.
     """
     found, before, after = named_as_now(family, base), *architectures
     bare = not any(name.startswith(family.prefix) for name in found)
@@ -178,7 +183,7 @@ def adapted_tensors(
         here = _here(name, family, bare)
         if here not in found:
             raise UserError(
-                f"the adapter in {adapter.folder} changes {name!r}, which its base model does not hold; "
+                f"the adapter in {adapter.folder} changes {name!r}, which its base model does not have; "
                 f"{nearest(name, found)}"
             )
         found[here] = Merged(found[here], pair, _is_transposed(found[here], pair, adapter, name))
@@ -186,19 +191,20 @@ def adapted_tensors(
 
 
 def _is_transposed(base: Stored, pair: Pair, adapter: StoredAdapter, name: str) -> bool:
-    """Return whether the matrix is stored (inputs, outputs). Raises ``UserError`` if its shape fits neither order."""
+    """Return whether the matrix is stored as (inputs, outputs). Raises ``UserError`` if neither order fits."""
     shape = (pair.b.shape[0], pair.a.shape[1])
     if base.shape not in (shape, shape[::-1]):
         raise UserError(
-            f"the adapter in {adapter.folder} changes {name!r} of the shape {list(shape)}, "
-            f"and that of its base model has {list(base.shape)}"
+            f"the adapter in {adapter.folder} changes {name!r} with the shape {list(shape)}, "
+            f"but in its base model it has {list(base.shape)}"
         )
     return adapter.transposed if shape == shape[::-1] else base.shape != shape
 
 
 def _here(name: str, family: Family, bare: bool) -> str:
-    """Return the name under which a file stores the tensor ``name``; ``bare``: the file omits the prefix of the
-    body.
+    """Return the name under which a file stores the tensor ``name``.
+
+    ``bare``: True if names in the file lack the prefix of the body.
     """
     return name.removeprefix(family.prefix) if bare else name
 
@@ -209,7 +215,7 @@ def _table(family: Family) -> str:
 
 
 def _head(family: Family, architecture: str) -> str | None:
-    """Return the published name of the matrix of a language model head; None for another head."""
+    """Return the published name of the matrix of a language-model head; None for other heads."""
     rows = family.architectures[architecture].names
     return next((row.published[0] for row in rows if row.ours == "head.weight"), None)
 
@@ -240,13 +246,13 @@ class _Names:
 
 
 def _plain(name: str) -> str:
-    """Remove the parts that PEFT's wrappers add to a tensor name of the adapted model."""
+    """Return a tensor name of the adapted model without the parts that PEFT's wrappers add."""
     found = name.removeprefix(_PREFIX).replace(".base_layer.", ".").replace(".modules_to_save.", ".")
     return re.sub(r"(\.lora_[AB])\.default\.", r"\1.", found).replace(".default.", ".")
 
 
 class _Scale:
-    """Scale s of low-rank pairs: alpha / R, or alpha / √R; alpha and R may depend on the map's name by patterns."""
+    """Scale s of low-rank pairs: alpha / R or alpha / √R, where patterns of layer names may set alpha and R."""
 
     def __init__(self, config: Config):
         self.config = config
@@ -263,8 +269,9 @@ class _Scale:
         self.alphas, self.ranks = config.table("alpha_pattern").values, config.table("rank_pattern").values
 
     def of(self, path: str, a: Entry, b: Entry) -> float:
-        """Compute the scale of the map ``path`` with the matrices A and B. Raises ``UserError`` if their shapes do not
-        fit.
+        """Compute the scale of the linear layer ``path`` with the matrices A and B.
+
+        Raises ``UserError`` if the shapes of A and B do not fit.
         """
         rank, alpha = _by_pattern(self.ranks, path, self.rank), _by_pattern(self.alphas, path, self.alpha)
         if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or a.shape[0] != rank:
@@ -277,7 +284,7 @@ class _Scale:
         return alpha / math.sqrt(rank) if self.root else alpha / rank
 
     def finish(self) -> None:
-        """Refuse unknown settings of the adapter, unless they are switched off."""
+        """Refuse unknown settings of the adapter that are not switched off."""
         off = [key for key, value in self.config.values.items() if not value]
         self.config.finish((*_DESCRIPTIVE, "init_lora_weights", "task_type", *off))
 
@@ -292,12 +299,13 @@ _MEANINGS = {
     "use_qalora": "the update: its input is pooled",
     "arrow_config": "the choice of the adapter, by token",
 }
-"""Keys that must be off -> what they would change."""
+"""Keys that must be switched off -> what they would change."""
 
 
 def _by_pattern(patterns: Mapping[str, Any], path: str, default: Any) -> Any:
-    """Return the value of the first pattern, a regular expression, that matches ``path`` or its end, as in PEFT; else
-    ``default``.
+    """Return the value of the first pattern that matches ``path`` or its end; else ``default``.
+
+    Patterns are regular expressions, as in PEFT.
     """
     for pattern, value in patterns.items():
         try:

@@ -1,10 +1,11 @@
-"""Export LoRA adapters in the format of the PEFT library: adapter_config.json and adapter_model.safetensors.
+"""Export of LoRA adapters in the format of the PEFT library: adapter_config.json and adapter_model.safetensors.
 
-Linear maps get their published name if a family covers the model, else their name in qkv. PEFT names the two matrices
-of a map ``base_model.model.<path>.lora_A.weight`` (R, I) and ``….lora_B.weight`` (O, R). If a family stores one of
-qkv's maps as several (q, k, v), each gets the same A and its own rows of B. Modules trained in full beside the adapter,
-such as a head, are stored under their names and listed in ``modules_to_save``. Token tables whose number of rows
-differs from the adapted model's are stored under their names only, as PEFT does after ``resize_token_embeddings``.
+Linear layers get their published names if a family covers the model, else their names in qkv. PEFT names the two
+matrices of a layer ``base_model.model.<path>.lora_A.weight`` (R, I) and ``….lora_B.weight`` (O, R). If a family stores
+one linear layer of qkv as several (q, k, v), each of these gets the same A and the corresponding rows of B. Modules
+trained in full beside the adapter, such as a head, are stored under their names and listed in ``modules_to_save``.
+Token tables whose number of rows differs from the base model's are stored under their names only, as PEFT does after
+``resize_token_embeddings``.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ _TASKS = {"classification": "SEQ_CLS", "regression": "SEQ_CLS", "tokens": "TOKEN
 
 
 class Adapter(NamedTuple):
-    """Contents of the two files of a PEFT adapter. ``rows``: vocabulary size to which the base model must be resized
-    first, or None.
+    """Contents of the two files of a PEFT adapter.
+
+    ``rows``: vocabulary size to which the base model must be resized before the adapter is loaded, or None.
     """
 
     config: dict[str, Any]
@@ -54,9 +56,9 @@ def save_adapter(
 ) -> Adapter:
     """Write the LoRA adapters of ``model`` in PEFT format; return the contents.
 
-    ``training``: its training settings; ``base``: name or folder of the base model; ``before``: its spec, or None if
-    unavailable; then token tables are written in full. Raises ``UserError`` for a model without adapters, for maps that
-    a family does not store by rows, and for a folder that cannot be written.
+    ``training``: training settings of the adapters; ``base``: name or folder of the base model; ``before``: spec of the
+    base model, or None if unavailable, in which case all token tables are written. Raises ``UserError`` for a model
+    without adapters, for linear layers that a family does not store by rows, and for a folder that cannot be written.
     """
     found, folder = adapter(model, training, base, before), Path(folder).expanduser()
     try:
@@ -73,7 +75,8 @@ def save_adapter(
 
 
 def adapter(model: Transformer, training: Training, base: str | None = None, before: Model | None = None) -> Adapter:
-    """Convert the LoRA adapters of ``model`` to the contents of PEFT's files; parameters as for ``save_adapter``.
+    """Convert the LoRA adapters of ``model`` to the contents of PEFT's files; parameters as in ``save_adapter``.
+
     Raises ``UserError``.
     """
     maps, part = adapters(model), training.adapt
@@ -103,8 +106,9 @@ def adapter(model: Transformer, training: Training, base: str | None = None, bef
 
 
 def _names(model: Transformer) -> dict[str, Match]:
-    """Match the name of each tensor of ``model`` in qkv with its names in the family's files; without a family, both
-    names are the same.
+    """Return the match of each tensor of ``model`` with its names in the family's files, by its name in qkv.
+
+    Without a family, both names are equal.
     """
     plain = {name: name for name in model.state_dict() if not name.endswith((".lora_a", ".lora_b"))}
     found = covering(model.spec)
@@ -116,8 +120,9 @@ def _names(model: Transformer) -> dict[str, Match]:
 
 
 def _of_map(module: LowRank, match: Match) -> dict[str, dict[str, Tensor]]:
-    """Split the LoRA matrices A and B of qkv's map ``module`` into those of each published linear map. Raises
-    ``UserError`` if the published maps are not separate rows of it.
+    """Split the LoRA matrices A and B of the linear layer ``module`` into pairs for the published linear layers.
+
+    Raises ``UserError`` if a published layer is not a set of rows of the layer.
     """
     a, b = module.lora_a.detach(), module.lora_b.detach()
     parts = (b,) if isinstance(match.way, Transposed) else match.way.outward(b, match.cut)
@@ -127,8 +132,7 @@ def _of_map(module: LowRank, match: Match) -> dict[str, dict[str, Tensor]]:
         product = product.t() if isinstance(match.way, Transposed) else product
         if product.shape != change.shape or not torch.allclose(product, change, rtol=1e-4, atol=1e-6):
             raise UserError(
-                f"{match.theirs[0]} does not store its map by rows, so no pair of low-rank matrices can express the "
-                "adapter"
+                f"{match.theirs[0]} is not stored by rows, so no pair of low-rank matrices can express the adapter"
             )
     return {
         _owner(name): {"lora_A": a.clone(), "lora_B": some.clone()}
@@ -151,11 +155,11 @@ def _learned_whole(model: Transformer, training: Training, names: Mapping[str, M
 def _other_tables(
     model: Transformer, before: Model | None, names: Mapping[str, Match], whole: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the token tables that the base model ``before`` lacks, or whose number of rows differs, by published name;
-    all if ``before`` is None.
+    """Return the token tables that the base model ``before`` lacks or has with another number of rows, by published
+    name.
 
-    ``whole``: tensors written in any case, which are left out. Raises ``UserError`` if any other tensor, such as a
-    position table, has another shape than in the base model.
+    Return all token tables if ``before`` is None. ``whole``: tensors that are written in any case, and omitted here.
+    Raises ``UserError`` if another tensor, such as a position table, has another shape in the base model.
     """
     tensors, there = model.state_dict(keep_vars=True), _shapes(before)
     found, seen = dict[str, Tensor](), set[int]()
@@ -172,7 +176,7 @@ def _other_tables(
             seen.add(id(tensor))
             found.update(zip(match.theirs, match.way.outward(tensor.detach(), match.cut), strict=True))
         elif ours in there:
-            shapes = f"{list(tensor.shape)} and had {list(there[ours])} in the adapted model"
+            shapes = f"{list(tensor.shape)} but {list(there[ours])} in the base model"
             raise UserError(
                 f"{ours} has the shape {shapes}, which a PEFT adapter cannot express; "
                 "export the whole model, without --format peft"
@@ -192,8 +196,9 @@ def _owner(name: str) -> str:
 
 
 def _targets(paths: Iterable[str], everything: Iterable[str]) -> list[str]:
-    """Return the shortest suffixes of the adapted maps' ``paths`` with which no other path in ``everything`` ends. PEFT
-    adapts every map whose path ends in a target.
+    """Return the shortest suffixes of the adapted layers' ``paths`` that no other path in ``everything`` ends in.
+
+    PEFT adapts every layer whose path ends in a target.
     """
     paths = set(paths)
     ends: set[str] = set()

@@ -1,4 +1,4 @@
-"""Split stored tensors by rows into pieces, as a ``RowDivision`` describes; a piece is read only when needed."""
+"""Stored tensors divided by rows into pieces, as a ``RowDivision`` describes; a piece is read when it is needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qkv.interop.mapping.divisions import RowDivision, division_of
 
 
 class StoredRows(NamedTuple):
-    """Piece of a stored tensor; reading the piece reads the whole tensor."""
+    """Piece of a stored tensor. To read the piece, the whole tensor is read."""
 
     whole: Stored
     division: RowDivision
@@ -46,9 +46,9 @@ class StoredRows(NamedTuple):
 
 
 def divide_rows(stored: Mapping[str, Stored], several: Sequence[RowDivision]) -> dict[str, Stored]:
-    """Replace each tensor that is divided by its pieces, named ``name[piece]``.
+    """Replace each tensor that has a division by its pieces, named ``name[piece]``.
 
-    A tensor whose number of rows is not a multiple of a group's stays whole.
+    A tensor whose number of rows is not a multiple of the rows per group is not divided.
     """
     found = dict[str, Stored]()
     for name, tensor in stored.items():

@@ -1,4 +1,4 @@
-"""Read a folder in Hugging Face format. Untrusted files can neither run code nor refer to paths outside the folder."""
+"""Folder in Hugging Face format. Untrusted files can neither run code nor refer to paths outside the folder."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from qkv.interop.mapping.config import Held
 from qkv.system.errors import UserError
 
 _MOST_JSON = 256 << 20
-"""Size limit of a JSON file in bytes; the index of the largest published models has a few million bytes."""
+"""Size limit of a JSON file in bytes; the index of the largest published models has a few megabytes."""
 
 
 class Stored(Protocol):
-    """Interface of a tensor in a file: dtype and shape are known before it is read."""
+    """Interface of a tensor in a file, whose dtype and shape are known before it is read."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -48,7 +48,7 @@ class Stored(Protocol):
 
 
 class Unpickled:
-    """Tensor loaded from a pickle file, together with all others of the file."""
+    """Tensor of a pickle file, which is loaded as a whole, with all its tensors."""
 
     def __init__(self, tensor: Tensor):
         self.tensor = tensor
@@ -64,7 +64,7 @@ class Unpickled:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds a mapping. Raises ``UserError`` if it is missing, damaged or holds something else."""
+    """Read a JSON file that contains an object. Raises ``UserError`` if it is missing, damaged or of another kind."""
     try:
         size = path.stat().st_size
         tree = json.loads(path.read_text(encoding="utf-8")) if size <= _MOST_JSON else None
@@ -77,16 +77,16 @@ def read_json(path: Path) -> dict[str, Any]:
     if size > _MOST_JSON:
         raise UserError(f"{path} has {size:,} bytes; a JSON file may have at most {_MOST_JSON:,}")
     if not isinstance(tree, dict):
-        raise UserError(f"{path} should hold a mapping, and holds a {type(tree).__name__}")
+        raise UserError(f"{path} should contain a mapping, but contains a {type(tree).__name__}")
     return tree
 
 
 def stored_tensors(folder: Path, pickles: bool = False, copy: bool = True) -> dict[str, Stored]:
-    """List all tensors of a checkpoint folder by name, without reading them, from one safetensors file or the shards
-    that its index lists.
+    """Return all tensors of a checkpoint folder by name, without reading them.
 
-    ``pickles``: if there is no safetensors file, read ``pytorch_model.bin`` with ``weights_only``. ``copy`` False:
-    memory-map safetensors files if the system supports it. Raises ``UserError``.
+    They are in one safetensors file, or in the shards that an index lists. ``pickles``: if there is no safetensors
+    file, read ``pytorch_model.bin`` with ``weights_only``. ``copy`` False: memory-map safetensors files if the system
+    supports it. Raises ``UserError``.
     """
     if (folder / WEIGHTS).is_file():
         return {**entries(folder / WEIGHTS, copy)}
@@ -94,11 +94,11 @@ def stored_tensors(folder: Path, pickles: bool = False, copy: bool = True) -> di
         return _of_shards(folder, INDEX, copy)
     pickled = next((name for name in (PICKLE, PICKLE_INDEX) if (folder / name).is_file()), None)
     if pickled is None:
-        raise UserError(f"{folder} holds no weights: neither {WEIGHTS} nor {INDEX}")
+        raise UserError(f"{folder} contains no weights: neither {WEIGHTS} nor {INDEX}")
     if not pickles:
         raise UserError(
-            f"{folder} holds its weights only as a pickle ({pickled}), which qkv does not open by default; "
-            "use pickles=True (--pickles), which reads tensors and nothing else, or convert them to safetensors"
+            f"{folder} has its weights only in a pickle ({pickled}), which qkv does not open by default; "
+            "use pickles=True (--pickles), which reads tensors only, or convert them to safetensors"
         )
     files = [folder / PICKLE] if pickled == PICKLE else sorted(set(_listed(folder, PICKLE_INDEX).values()))
     return {name: Unpickled(tensor) for file in files for name, tensor in _unpickled(file).items()}
@@ -120,8 +120,9 @@ def _of_shards(folder: Path, index: str, copy: bool) -> dict[str, Stored]:
 
 
 def _listed(folder: Path, index: str) -> dict[str, Path]:
-    """Return the file (shard) of each tensor, from the index. Raises ``UserError`` for a shard name that refers outside
-    the folder.
+    """Return the file (shard) of each tensor, from the index.
+
+    Raises ``UserError`` for a shard name that refers outside the folder.
     """
     table = read_json(folder / index).get("weight_map")
     if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
@@ -138,23 +139,24 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     try:
         found = torch.load(file, map_location="cpu", weights_only=True, mmap=False)
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-        raise UserError(f"{file} does not hold tensors alone: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{file} contains more than tensors: {str(error).splitlines()[0]}") from None
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
-        raise UserError(f"{file} holds something other than a mapping of names to tensors")
+        raise UserError(f"{file} does not contain a mapping from names to tensors")
     odd = next((name for name, tensor in found.items() if not _is_whole(tensor)), None)
     if odd:
-        raise UserError(f"{file}: {odd!r} claims more elements than the file stores for it")
+        raise UserError(f"{file}: {odd!r} has more elements than the file stores for it")
     return found
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """True if the file stores every element of the tensor; False for a strided view that repeats a few, which a copy
-    would expand.
+    """Return True if the file stores every element of the tensor.
+
+    False for a strided view that repeats elements, which a copy would expand.
     """
     strided = tensor.layout == torch.strided and tensor.device.type == "cpu"
     return strided and tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
 
 
 def held_by(tensors: Mapping[str, Stored]) -> Held:
-    """Return number, total elements and names of the stored tensors, which bound the sizes in the config."""
+    """Return number, total elements and names of the stored tensors, which limit the sizes in a config."""
     return Held(len(tensors), sum(tensor.numbers for tensor in tensors.values()), frozenset(tensors))

@@ -12,8 +12,9 @@ PICKLED = ("pytorch_model*.bin",)
 
 
 def fetch(name: str, revision: str | None = None, pickles: bool = False) -> Path:
-    """Return the local folder with the files of the published model ``name`` on the Hugging Face Hub; download them if
-    they are not cached. Raises ``UserError``.
+    """Return the local folder of the model ``name`` on the Hugging Face Hub; download files that are not cached.
+
+    Raises ``UserError``.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -39,7 +40,7 @@ def fetch(name: str, revision: str | None = None, pickles: bool = False) -> Path
             f"there is no folder {name!r} here, and {name!r}{of} is not in the cache and cannot be downloaded now"
         ) from None
     except (HfHubHTTPError, OSError) as error:
-        raise UserError(f"the published model {name!r}{of} cannot be fetched: {str(error).splitlines()[0]}") from None
+        raise UserError(f"the published model {name!r}{of} cannot be loaded: {str(error).splitlines()[0]}") from None
     folder = Path(found)
     if not is_published(folder):
         raise UserError(f"the published model {name!r}{of} has no {CONFIG}, so its architecture is unknown")

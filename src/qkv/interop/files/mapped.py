@@ -1,11 +1,11 @@
-"""Private memory mapping of a file: pages are read on first use, and writing to a mapped tensor never changes the file.
+"""Private memory mapping of a file: pages are read on first use, and a write to a mapped tensor never changes the file.
 
 Tensors that the model concatenates, such as q, k and v, may be separate in the file; they are mapped next to each
 other:
 
     file    │ k │ o │ q │ v │        memory    │ q │ k │ v │
 
-A page in which one tensor ends and the next begins is a private copy.
+A page that contains the end of one tensor and the start of the next is copied.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ if TYPE_CHECKING:
     from qkv.models.transformer import Transformer
 
 CAN_MAP = os.name == "posix" and sys.byteorder == "little"
-"""True if files can be mapped: not on Windows, where an open mapping blocks renaming the file, nor on big-endian
-machines, since files are little-endian.
+"""True if files can be mapped: not on Windows, where an open mapping prevents renaming of the file, nor on big-endian
+machines, because files are little-endian.
 """
 CAN_JOIN = sys.platform == "linux" and sys.maxsize > 1 << 32
-"""True if parts of a file can be mapped to chosen addresses; ``_map_at`` uses Linux's 64-bit signature of ``mmap``."""
+"""True if parts of a file can be mapped to given addresses; ``_map_at`` uses Linux's 64-bit signature of ``mmap``."""
 PAGE = mmap.ALLOCATIONGRANULARITY
 _MAP_FIXED = 0x10
 
 
 class MappedFile:
-    """Memory mapping of a whole file. It lives until ``release`` is called, then as long as any tensor in it."""
+    """Memory mapping of a whole file. It exists until ``release`` is called, and then as long as a tensor in it
+    exists.
+    """
 
     def __init__(self, path: Path):
         self.path = path
         with path.open("rb") as file:
             self.handle = os.dup(file.fileno())
-            # A finaliser holds os.close itself; __del__ would look it up while the interpreter is torn down.
+            # The finaliser refers to os.close directly; __del__ would look it up while the interpreter shuts down.
             weakref.finalize(self, os.close, self.handle).atexit = False
             self._as_mapped = self._stamp()
             whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -59,10 +61,10 @@ class MappedFile:
         raise TypeError(f"the mapping of {self.path} cannot be copied or sent to another process")
 
     def tensor(self, begin: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor | None:
-        """Return a tensor that is a view of the file from byte ``begin``; None if it is empty or not aligned to its
-        element size.
+        """Return a tensor that is a view of the file from byte ``begin``.
 
-        Raises ``UserError`` if it would end past the end of the file.
+        Return None if the tensor is empty or not aligned to its element size. Raises ``UserError`` if it would end past
+        the end of the file.
         """
         count = math.prod(shape)
         if not count or (self._begin + begin) % dtype.itemsize:
@@ -73,11 +75,11 @@ class MappedFile:
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=begin).view(tuple(shape))
 
     def joined(self, pieces: Sequence[tuple[int, int]], dtype: torch.dtype, shape: Sequence[int]) -> Tensor | None:
-        """Return the concatenation of ``pieces`` of the file, each (first byte, number of bytes), as a tensor without a
-        copy.
+        """Return the concatenation of ``pieces`` of the file as a tensor, without a copy.
 
-        None if the system does not support it, if a piece other than the last is not a whole number of pages long, or
-        if pieces begin at different offsets within a page. Raises ``UserError`` if one would end past the file.
+        pieces: (first byte, number of bytes) each. Return None if the system does not support it, if a piece other than
+        the last does not consist of whole pages, or if pieces begin at different offsets within a page. Raises
+        ``UserError`` if a piece would end past the end of the file.
         """
         before = pieces[0][0] % PAGE
         if not CAN_JOIN or before % dtype.itemsize or not all(size for _, size in pieces):
@@ -105,7 +107,7 @@ class MappedFile:
         return found
 
     def _cut_short(self) -> UserError:
-        return UserError(f"{self.path} was cut short while it was read")
+        return UserError(f"{self.path} was truncated while it was read")
 
     def holds(self, tensor: Tensor) -> bool:
         """True if the memory of ``tensor`` lies in this mapping."""
@@ -115,7 +117,7 @@ class MappedFile:
         return any(begin <= tensor.data_ptr() < begin + len(region) for region, begin in living)
 
     def release(self) -> None:
-        """Release the mapping: it ends with the last tensor in it, and no further tensor can be made."""
+        """Release the mapping: it ends with the last tensor in it, and no new tensor can be created in it."""
         self._map = None
 
     def changed(self) -> bool:
@@ -131,10 +133,10 @@ class MappedFile:
 
 
 def _map_at(address: int, length: int, handle: int, begin: int) -> bool:
-    """Map ``length`` bytes of an open file, from byte ``begin``, privately to the memory ``address``; False if the
-    system refuses.
+    """Map ``length`` bytes of an open file, from byte ``begin``, privately to ``address``; return False if that fails.
 
-    The address must lie in an existing mapping, which then owns the pages. Python's ``mmap`` does not take an address.
+    The address must lie in an existing mapping, which then owns the pages. Python's ``mmap`` does not accept an
+    address.
     """
     how = mmap.PROT_READ | mmap.PROT_WRITE
     return _system_mmap()(address, length, how, mmap.MAP_PRIVATE | _MAP_FIXED, handle, begin) == address
@@ -149,7 +151,7 @@ def _system_mmap() -> Any:
 
 
 class Watch:
-    """Guard of a model: it raises ``UserError`` if a file from which the model's tensors are mapped has changed.
+    """Guard of a model: raises ``UserError`` if a file changes that the model's tensors are mapped from.
 
     Unlike a module hook, a guard does not disable the native call that computes a whole token.
     """
@@ -163,12 +165,12 @@ class Watch:
         model = self.model()
         if changed and model is not None and any(changed.holds(tensor) for tensor in tensors_of(model)):
             raise UserError(
-                f"{changed.path} was changed while a model that is mapped from it was in use; "
-                "load it again, or load it with copy=True (--copy), which reads it into memory"
+                f"{changed.path} was changed while a model used weights mapped from it; "
+                "load the model again, or with copy=True (--copy), which reads the weights into memory"
             )
 
     def __deepcopy__(self, _: Any) -> Watch:
-        return Watch()  # the tensors of a copy are in separate memory
+        return Watch()  # a copy has its tensors in separate memory
 
     def __reduce__(self) -> Any:
         return Watch, ()
@@ -180,7 +182,7 @@ def tensors_of(model: nn.Module) -> list[Tensor]:
 
 
 def watch(model: Transformer, files: Iterable[MappedFile]) -> None:
-    """Let ``model`` and its encoder check before every pass that the mapped ``files`` are unchanged."""
+    """Add guards to ``model`` and its encoder that check before every pass that the mapped ``files`` are unchanged."""
     tensors = tensors_of(model)
     used = [file for file in files if any(file.holds(tensor) for tensor in tensors)]
     for file in used:

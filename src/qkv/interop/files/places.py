@@ -13,21 +13,24 @@ GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 PREPROCESSOR = "preprocessor_config.json"
 MODULES = "modules.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-"""Files of the PEFT library."""
+"""Names of the files of a PEFT adapter."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def is_published(folder: Path) -> bool:
-    """True if ``folder`` has a config.json, as a checkpoint in Hugging Face format does, or holds a PEFT adapter, or is
-    a GGUF file or a folder of such files.
+    """Return True if ``folder`` has a config.json, as a checkpoint in Hugging Face format does, or contains a PEFT
+    adapter.
+
+    Also True for a GGUF file, or a folder of such files.
     """
     named = any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG))
     return is_gguf(folder) or named or bool(gguf_files(folder))
 
 
 def gguf_files(folder: Path) -> list[Path]:
-    """List the GGUF files of language models in a folder that holds no other weights; those of images (mmproj) are left
-    out.
+    """List the GGUF files of language models in a folder that contains no other weights.
+
+    Files of image encoders (mmproj) are omitted.
     """
     others = (WEIGHTS, INDEX, PICKLE, PICKLE_INDEX, ADAPTER_CONFIG, "spec.yaml")
     if not folder.is_dir() or any((folder / name).is_file() for name in others):
@@ -41,8 +44,9 @@ def is_sentence_folder(folder: Path) -> bool:
 
 
 def may_be_name(text: str) -> bool:
-    """True if ``text`` has the form of a published name, "gpt2" or "owner/name", and is not a path into a local
-    folder.
+    """Return True if ``text`` has the form of a published name, "gpt2" or "owner/name".
+
+    False for a path into a local folder.
     """
     owner, slash, _ = text.partition("/")
     return bool(_NAME.fullmatch(text)) and not (slash and Path(owner).exists())

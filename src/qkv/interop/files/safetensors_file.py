@@ -1,10 +1,10 @@
-"""Read or memory-map a safetensors file tensor by tensor, after checking its header against the file.
+"""Reading and memory-mapping of a safetensors file tensor by tensor, after its header is checked against the file.
 
     8 bytes n, little-endian │ n bytes of JSON: name -> {dtype, shape, data_offsets} │ the tensors' bytes
 
 A tensor of the model is mapped if it is a view of a stored tensor, or of several that can be mapped next to each other.
-Other tensors, such as tensors that are cast, are read from the file in pieces, not through the mapping: pages that are
-touched in the mapping would count as memory in addition to the weights.
+Other tensors, for example those that are cast, are read from the file in pieces and not through the mapping, because
+pages that are touched in the mapping would take memory in addition to the weights.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
 }
 _PIECE = 4 << 20
-"""Number of bytes read at once when casting or reordering."""
+"""Number of bytes to read at once when elements are cast or reordered."""
 
 
 class Entry(NamedTuple):
-    """Tensor in a safetensors file: file, offset of its first byte, dtype and shape. ``source``: the mapping of the
-    file, if mapped.
+    """Tensor in a safetensors file: file, offset of its first byte, dtype and shape.
+
+    ``source``: the mapping of the file, or None.
     """
 
     file: Path
@@ -64,8 +65,7 @@ class Entry(NamedTuple):
         return tensor
 
     def read_into(self, out: Tensor) -> None:
-        """Read the tensor into ``out``, of the same shape: directly if dtype and layout agree, else in pieces that fit
-        the caches.
+        """Read the tensor into ``out``, of the same shape, in pieces that fit the caches if dtype or layout differ.
 
         Raises ``UserError`` if the file was truncated.
         """
@@ -91,15 +91,16 @@ class Entry(NamedTuple):
         while buffer:
             came = file.readinto(buffer)
             if not came:
-                raise UserError(f"{self.file} was cut short while it was read")
+                raise UserError(f"{self.file} was truncated while it was read")
             buffer = buffer[came:]
         if sys.byteorder == "big" and self.dtype.itemsize > 1:
             content.view(f"u{self.dtype.itemsize}").byteswap(inplace=True)
 
 
 def in_place(parts: Sequence[Entry], shape: Sequence[int]) -> Tensor | None:
-    """Return the concatenation of the stored tensors ``parts`` as one tensor of ``shape``, mapped without a copy; None
-    if that needs a copy or the file is not mapped.
+    """Return the concatenation of the stored tensors ``parts`` as one mapped tensor of ``shape``, without a copy.
+
+    Return None if that needs a copy, or if the file is not mapped.
     """
     first = parts[0]
     if first.source is None or any(part.source is not first.source or part.dtype != first.dtype for part in parts):
@@ -113,14 +114,14 @@ def in_place(parts: Sequence[Entry], shape: Sequence[int]) -> Tensor | None:
 
 
 def entries(file: Path, copy: bool = True) -> dict[str, Entry]:
-    """Return the tensors of a safetensors file by name; only the header is read. ``copy`` False: memory-map the file if
-    the system supports it.
+    """Return the tensors of a safetensors file by name; only the header is read.
 
-    Raises ``UserError`` for a file that is damaged, truncated or of another format.
+    ``copy`` False: memory-map the file if the system supports it. Raises ``UserError`` for a file that is damaged,
+    truncated or of another format.
     """
     source = None if copy else mapped(file)
     try:
-        with safe_open(file, "pt"):  # the library checks lengths, shapes, and offsets that overlap or leave gaps
+        with safe_open(file, "pt"):  # the library checks lengths, shapes, and offsets for overlaps and gaps
             pass
     except FileNotFoundError:
         raise UserError(f"{file} is missing") from None
@@ -146,9 +147,7 @@ def _entries(
 
 
 def what_else(path: Path) -> str:
-    """Describe the likely real format of a file that is not safetensors (pickle, empty, …), as the end of a
-    sentence.
-    """
+    """Describe the likely actual format of a file that is not safetensors (pickle, empty, …), as a predicate."""
     if path.is_dir():
         return "is a folder, not a safetensors file"
     with path.open("rb") as file:
@@ -156,4 +155,4 @@ def what_else(path: Path) -> str:
     # The length of a safetensors header can begin with the same byte as a pickle; the header follows as JSON.
     if (start[:1] == b"\x80" and start[8:] != b"{") or start[:4] == b"PK\x03\x04":
         return "is a pickle under the name of a safetensors file; it could run code, so it was not loaded"
-    return "is empty" if not start else "is cut short or not a safetensors file"
+    return "is empty" if not start else "is truncated or not a safetensors file"

@@ -15,7 +15,7 @@ from qkv.interop.mapping.names import split_slice
 
 
 class Slice(NamedTuple):
-    """Slice of a stored tensor; reading the slice reads the whole tensor."""
+    """Slice of a stored tensor. To read the slice, the whole tensor is read."""
 
     whole: Stored
     index: int
@@ -45,7 +45,7 @@ class Slice(NamedTuple):
 
 
 def with_slices(stored: Mapping[str, Stored], names: Iterable[str]) -> dict[str, Stored]:
-    """Replace each tensor of which ``names`` contains slices by all of its slices, named ``name[0]`` and so on."""
+    """Replace each tensor that ``names`` contain slices of by all of its slices, named ``name[0]`` and so on."""
     sliced = {whole for name in names for whole, index in (split_slice(name),) if index is not None}
     found = {name: tensor for name, tensor in stored.items() if name not in sliced}
     for name in sliced & stored.keys():
@@ -62,7 +62,7 @@ def _slice(whole: Stored, index: int) -> Stored:
 
 
 def join_slices(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Stack the slices of each published tensor into that tensor; other tensors are unchanged."""
+    """Stack the slices of each published tensor to the whole tensor; other tensors are unchanged."""
     found, slices = dict[str, Tensor](), dict[str, dict[int, Tensor]]()
     for name, tensor in tensors.items():
         whole, index = split_slice(name)

@@ -1,8 +1,8 @@
-"""Blocks of quantised weights in GGUF files, as numbers with a scale and a minimum per 32 weights of a row.
+"""Blocks of quantised weights in GGUF files, read as numbers with a scale and a minimum per 32 weights of a row.
 
-w = d q, d (q - 8) or d q + m with d and m in fp16 keep their values (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0). In Q4_K and Q5_K,
-d and m are products of an fp16 number and one of 6 bits, and are rounded to fp16, by 2^-11 of themselves at most. All
-other kinds are rounded to 8 bits with a scale per 32 weights.
+w = d q, d (q - 8) or d q + m with d and m in fp16 are read exactly (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0). In Q4_K and Q5_K, d
+and m are products of an fp16 number and a 6-bit number, which are rounded to fp16, with a relative error of at most
+2^-11. All other kinds are rounded to 8 bits with a scale per 32 weights.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from qkv.interop.mapping.narrow import GROUP, NarrowWeights
 from qkv.ops.quantized.reference import round_to_eight
 
 EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-"""Kinds whose values stay as they are."""
+"""Kinds whose values are read without rounding."""
 
 
 def read_blocks(kind: str, raw: Tensor, shape: tuple[int, ...]) -> NarrowWeights | None:
-    """Read a matrix (O, I) of a ``kind`` from its bytes ``raw``; None if the kind is not among those read here."""
+    """Read a matrix (O, I) of blocks of a ``kind`` from its bytes ``raw``; return None for an unsupported kind."""
     if kind not in _READERS:
         return None
     bits, size, read = _READERS[kind]
@@ -68,7 +68,7 @@ def _q8_0(raw: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def _by_six_bits(raw: Tensor) -> tuple[Tensor, Tensor]:
-    """Read scales and minimums (N, 8) in fp16 from the first 16 bytes of K blocks: d, dmin and 16 numbers of 6 bits."""
+    """Read scales and minimums (N, 8) in fp16 from the first 16 bytes of K blocks: d, dmin and 16 6-bit numbers."""
     factors = _halves(raw, 0, 2).to(torch.float32)
     low, middle, high = raw[:, 4:16].unflatten(1, (3, 4)).unbind(1)
     scale = torch.cat((low & 63, (high & 15) | (low >> 6 << 4)), 1)
@@ -77,7 +77,7 @@ def _by_six_bits(raw: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pairs_of_rows(raw: Tensor) -> Tensor:
-    """Split bytes (N, 128) into numbers (N, 8, 32): of each 32 bytes the lower halves, then the upper halves."""
+    """Split bytes (N, 128) into numbers (N, 8, 32): for each 32 bytes, the lower halves, then the upper."""
     four = raw.unflatten(1, (4, 32))
     return torch.stack((four & 15, four >> 4), 2).flatten(1, 2).to(torch.int8)
 
@@ -92,7 +92,7 @@ def _q5_k(raw: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def _q6_k(raw: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Read numbers of 6 bits with a scale per 16, rounded to 8 bits with a scale per 32."""
+    """Read 6-bit numbers with a scale per 16, and round them to 8 bits with a scale per 32."""
     low, high = raw[:, :128].unflatten(1, (2, 1, 64)), raw[:, 128:192].unflatten(1, (2, 1, 32))
     low = torch.cat((low & 15, low >> 4), 2).unflatten(-1, (2, 32)).flatten(2, 3)
     high = high >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None] & 3
@@ -113,4 +113,4 @@ _READERS: dict[str, tuple[int, int, _Reader]] = {
     "Q5_K": (8, 176, _q5_k),
     "Q6_K": (8, 210, _q6_k),
 }
-"""Kind of block -> bits of its numbers here, bytes of a block, and the function that reads blocks (N, bytes)."""
+"""Kind of block -> bits per number after reading, bytes of a block, and function that reads blocks (N, bytes)."""

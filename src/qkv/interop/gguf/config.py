@@ -31,7 +31,7 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 
 def metadata_of(layout: GGUFLayout, config: Values) -> dict[str, Any]:
-    """Build the metadata, with full keys, of a model with the ``config.json`` values ``config``."""
+    """Build the metadata, with full keys, of a model whose ``config.json`` has the values ``config``."""
     found: dict[str, Any] = {ARCHITECTURE: layout.name, f"{layout.name}.vocab_size": config["vocab_size"]}
     for key in layout.keys:
         value = config.get(key.config)
@@ -47,8 +47,9 @@ def metadata_of(layout: GGUFLayout, config: Values) -> dict[str, Any]:
 
 
 def _windows(layout: GGUFLayout, config: Values) -> dict[str, Any]:
-    """Return the metadata that tells which layers have a sliding window: the period of the layers with full attention,
-    or a list of flags.
+    """Return the metadata for the layers with a sliding window.
+
+    This is the period of the layers with full attention, or a list of one flag per layer.
     """
     sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
     name = f"{layout.name}.attention.sliding_window_pattern"
@@ -69,11 +70,10 @@ def _scaling(config: Values) -> dict[str, Any]:
 
 
 def factors_of(config: Values) -> np.ndarray | None:
-    """Compute the divisors (Dk/2,) of RoPE's frequencies for a config with the RoPE scaling of Llama 3 (Dubey et al.
-    2024); None without that scaling.
+    """Compute the divisors (Dk/2,) of RoPE's frequencies for the RoPE scaling of Llama 3 (Dubey et al. 2024).
 
-    A frequency of wavelength λ = 2π / f is divided by ``factor`` if λ > L / low, by 1 if λ < L / high, and by a smooth
-    mixture in between, where L is the original context length.
+    Return None if the config has another scaling. A frequency f with wavelength λ = 2π / f is divided by ``factor`` if
+    λ > L / low, by 1 if λ < L / high, and by an interpolated number in between, where L is the original context length.
     """
     table = config.get("rope_scaling") or {}
     if table.get("rope_type") != "llama3":
@@ -87,8 +87,10 @@ def factors_of(config: Values) -> np.ndarray | None:
 
 
 def values_of(header: Header, factors: np.ndarray | None = None, family: Family | None = None) -> dict[str, Any]:
-    """Convert the metadata of a GGUF file to ``config.json`` values. ``factors``: values of its tensor of RoPE factors.
-    ``family``: by default the first family with the file's architecture. Raises ``UserError``.
+    """Convert the metadata of a GGUF file to ``config.json`` values.
+
+    ``factors``: contents of its tensor of RoPE factors. ``family``: by default the first family with the file's
+    architecture. Raises ``UserError``.
     """
     family = family or _family(header)
     layout = layout_of(family)
@@ -97,7 +99,7 @@ def values_of(header: Header, factors: np.ndarray | None = None, family: Family 
         value = _value(header, layout, key)
         if value is not None and found.setdefault(key.config, value) != value:
             raise UserError(
-                f"{header.file}: {layout.name}.{key.name} is {value}, but qkv knows only {found[key.config]} here, "
+                f"{header.file}: {layout.name}.{key.name} is {value}, but qkv supports only {found[key.config]} here, "
                 f"the value of another key for {key.config}"
             )
     layers = found[next(key.config for key in layout.keys if key.name == "block_count")]
@@ -119,7 +121,7 @@ def values_of(header: Header, factors: np.ndarray | None = None, family: Family 
 def layout_of(family: Family) -> GGUFLayout:
     """Return the GGUF layout of a family. Raises ``UserError`` if it has none."""
     if family.gguf is None:
-        raise UserError(f"qkv knows no form of {family.name} in GGUF files; it knows those of {known_in_gguf()}")
+        raise UserError(f"qkv cannot write or read {family.name} as a GGUF file; it supports {known_in_gguf()}")
     return family.gguf
 
 
@@ -135,14 +137,15 @@ def _family(header: Header) -> Family:
     known = {family.gguf.name: family for family in reversed(families()) if family.gguf}
     if name not in known:
         raise UserError(
-            f"{header.file}: the architecture is {quoted(name)}, which qkv does not know; {nearest(name, known)}"
+            f"{header.file}: the architecture is {quoted(name)}, which qkv does not support; {nearest(name, known)}"
         )
     return known[name]
 
 
 def _value(header: Header, layout: GGUFLayout, key: MetadataKey) -> Any:
-    """Read the value of a metadata key; None if the key is optional and missing. Numbers of 32 bits become the shortest
-    decimal that rounds to them. Raises ``UserError``.
+    """Read the value of a metadata key; return None if the key is optional and missing.
+
+    A 32-bit float becomes the shortest decimal number that rounds to it. Raises ``UserError``.
     """
     name = f"{layout.name}.{key.name}"
     value = header.values.get(name)
@@ -152,7 +155,7 @@ def _value(header: Header, layout: GGUFLayout, key: MetadataKey) -> Any:
         return None
     if isinstance(value, list):
         if len(set(value)) != 1:
-            raise UserError(f"{header.file}: {name} differs between layers, and qkv knows only equal ones here")
+            raise UserError(f"{header.file}: {name} differs between layers, but qkv supports only equal values here")
         value = value[0]
     allowed = {int: int, bool: bool, float: (int, float)}[key.kind]
     if not isinstance(value, allowed) or (isinstance(value, bool) and key.kind is not bool):
@@ -166,7 +169,7 @@ def shortest(value: float) -> float:
 
 
 def _rope(header: Header, layout: GGUFLayout, values: Values, factors: np.ndarray | None) -> dict[str, Any]:
-    """Return the config keys of RoPE: fraction of a head, scaling, factors."""
+    """Return the config keys of RoPE: rotated fraction of a head, scaling and its factors."""
     if not layout.base:
         return {}
     found: dict[str, Any] = {}
@@ -178,7 +181,7 @@ def _rope(header: Header, layout: GGUFLayout, values: Values, factors: np.ndarra
         found["rope_scaling"] = {"rope_type": kind, **_scaling_table(header, layout, kind)}
     elif kind != "none":
         raise UserError(
-            f"{header.file}: {layout.name}.rope.scaling.type is {quoted(kind)}, but qkv knows only "
+            f"{header.file}: {layout.name}.rope.scaling.type is {quoted(kind)}, but qkv supports only "
             f"{', '.join(_SCALING)} here"
         )
     elif factors is not None:
@@ -195,8 +198,9 @@ def _scaling_table(header: Header, layout: GGUFLayout, kind: str) -> dict[str, A
 
 
 def _llama3(header: Header, values: Values, factors: np.ndarray) -> dict[str, Any]:
-    """Return the RoPE scaling of Llama 3 that gives the stored ``factors``. Raises ``UserError`` if no known scaling
-    gives them.
+    """Return the parameters of Llama 3's RoPE scaling that give the stored ``factors``.
+
+    Raises ``UserError`` if no known scaling gives them.
     """
     table = {"rope_type": "llama3", "factor": shortest(factors.max()), **_LLAMA3}
     table |= {key: header.values[f"qkv.{key}"] for key in _LLAMA3 if f"qkv.{key}" in header.values}
@@ -208,15 +212,13 @@ def _llama3(header: Header, values: Values, factors: np.ndarray) -> dict[str, An
 
 
 def own_keys(config: Values) -> dict[str, Any]:
-    """Return metadata keys that only qkv reads, with the RoPE settings that llama.cpp stores only as factors of the
-    frequencies.
-    """
+    """Return metadata keys that only qkv reads: RoPE settings that llama.cpp stores only as frequency factors."""
     table = config.get("rope_scaling") or {}
     return {f"qkv.{key}": table[key] for key in _LLAMA3 if table.get("rope_type") == "llama3"}
 
 
 def _layer_types(header: Header, layout: GGUFLayout, values: Values) -> dict[str, Any]:
-    """Return ``layer_types`` of a family in which some layers have a sliding window."""
+    """Return ``layer_types`` for a family in which some layers have a sliding window."""
     if not layout.windows:
         return {}
     layers = range(values["num_hidden_layers"])
@@ -232,8 +234,9 @@ def _layer_types(header: Header, layout: GGUFLayout, values: Values) -> dict[str
 
 
 def check_kept(family: Family, config: Values, header: Header, factors: np.ndarray | None) -> None:
-    """Raise ``UserError`` if the GGUF file loses a setting of the model with the ``config.json`` values ``config``,
-    that is, if the metadata ``header`` converts back to another value.
+    """Check that the GGUF file keeps every setting of the model with the ``config.json`` values ``config``.
+
+    Raises ``UserError`` if the metadata ``header`` convert back to other values.
     """
     layout = layout_of(family)
     ours, theirs = (_settings(values) for values in (config, values_of(header, factors, family)))
@@ -251,7 +254,7 @@ def check_kept(family: Family, config: Values, header: Header, factors: np.ndarr
 
 
 def _settings(values: Values) -> dict[str, Any]:
-    """Convert config values to a spec and back, so that they can be compared; settings of training are left out."""
+    """Convert config values to a spec and back, so that they can be compared; training settings are omitted."""
     family, architecture = choose(Config(values))
     spec: Model = read_spec(family, architecture, Config(values, "the metadata"))
     found = {**(family.config(spec) or {}), **(family.architectures[architecture].config(spec.head) or {})}
@@ -263,7 +266,7 @@ def _of_training(key: str) -> bool:
 
 
 def names_of(family: Family, layers: int) -> dict[str, str]:
-    """Map the published name of each tensor of the family to its name in GGUF, for a model of ``layers`` layers."""
+    """Return the name in GGUF of each tensor of the family, by published name, for a model of ``layers`` layers."""
     gguf, layout = library(), layout_of(family)
     number = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == layout.name)
     table = gguf.get_tensor_name_map(number, layers)
@@ -279,7 +282,7 @@ def names_of(family: Family, layers: int) -> dict[str, str]:
 
 
 def _filled(pattern: str, layers: int) -> Iterator[str]:
-    """Yield the tensor names for which a pattern of a family's table stands."""
+    """Yield the tensor names that match a pattern of a family's name table, in a model of ``layers`` layers."""
     for layer in range(layers) if "layer" in indices_of(pattern) else (0,):
         for leaf in ("weight", "bias") if "*" in pattern else ("",):
             yield fill_indices(pattern, {"layer": layer, "leaf": leaf})

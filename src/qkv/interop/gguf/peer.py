@@ -1,4 +1,4 @@
-"""llama.cpp through the C interface of the package llama-cpp-python: greedy generation of several sequences, logits."""
+"""Interface to llama.cpp, through the package llama-cpp-python: greedy generation of several sequences, and logits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST = 2048
 
 
 class BatchToken(NamedTuple):
-    """Token of a call: id, position, number of its sequence, and whether the call returns logits after it."""
+    """Token of a call: id, position, index of its sequence, and whether the call returns logits after it."""
 
     token: int
     position: int
@@ -27,10 +27,10 @@ class BatchToken(NamedTuple):
 
 
 class LlamaCpp:
-    """Model of a GGUF file in llama.cpp, on the CPU.
+    """Model of a GGUF file that llama.cpp runs on the CPU.
 
     threads: number of threads, for prompts and for single steps.   context: maximum number of tokens of a sequence.
-    batch: maximum number of sequences at once.   exact: keep keys and values in fp32 instead of fp16.
+    batch: maximum number of sequences at once.   exact: store keys and values in fp32 instead of fp16.
 
     Raises UserError if the library is missing or cannot open the file.
     """
@@ -118,8 +118,9 @@ class LlamaCpp:
 
 @cache
 def _silence(library: Any) -> Any:
-    """Turn off the log of llama.cpp. Return the callback that receives its messages instead; the cache keeps it alive,
-    because llama.cpp calls it until the process ends.
+    """Turn off the log of llama.cpp; return the callback that receives its messages instead.
+
+    The cache holds a reference to the callback, because llama.cpp calls it until the process ends.
     """
     silent = library.llama_log_callback(lambda *_: None)
     library.llama_log_set(silent, ctypes.c_void_p(0))

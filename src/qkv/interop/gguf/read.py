@@ -1,4 +1,4 @@
-"""Read a GGUF file as a published checkpoint: the values of its ``config.json`` and its tensors by published name."""
+"""Reading of a GGUF file as a published checkpoint: values of ``config.json``, and tensors by published name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BlockTensor(NamedTuple):
 
     @property
     def form(self) -> str:
-        """Name of the form in which the file holds the tensor, such as "Q4_1"."""
+        """Name of the block format of the tensor in the file, such as "Q4_1"."""
         return self.stored.type
 
     @property
@@ -62,7 +62,7 @@ class BlockTensor(NamedTuple):
     def _raw(self) -> np.ndarray:
         raw = np.fromfile(self.file, np.uint8, self.stored.size, offset=self.stored.begin)
         if raw.size < self.stored.size:
-            raise UserError(f"{self.file} was cut short while it was read")
+            raise UserError(f"{self.file} was truncated while it was read")
         return raw
 
     def read_into(self, out: Tensor) -> None:
@@ -76,7 +76,7 @@ class BlockTensor(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """Tensor of a GGUF file that llama.cpp stores in another form than the published tensor; reading converts it."""
+    """Tensor that llama.cpp stores in another form than published checkpoints do; it is converted when it is read."""
 
     stored: Stored
     way: Way
@@ -84,7 +84,7 @@ class Changed(NamedTuple):
 
     @property
     def form(self) -> str:
-        """Name of the form in which the file holds the tensor; empty if it is not quantised."""
+        """Name of the block format of the tensor in the file; "" if it is not quantised."""
         return getattr(self.stored, "form", "")
 
     @property
@@ -111,7 +111,7 @@ class Changed(NamedTuple):
         out.copy_(self.read())
 
     def narrow(self) -> NarrowWeights | None:
-        """Read the matrix in its published form in 8 or 4 bits; None if it is not stored so."""
+        """Read the matrix in its published form in 8 or 4 bits; return None if it is not stored in such a format."""
         found = narrow_of(self.stored)
         return None if found is None else convert_outward(self.way, found, self.cut)
 
@@ -127,7 +127,7 @@ def gguf_values(file: Path) -> dict[str, Any]:
 
 
 def gguf_names(values: Values) -> dict[str, str]:
-    """Map the published name of each tensor of the model to its name in GGUF. ``values``: result of ``gguf_values``."""
+    """Return the name in GGUF of each tensor of the model, by published name. ``values``: result of ``gguf_values``."""
     family = _family(values)
     return names_of(family, values[next(key.config for key in layout_of(family).keys if key.name == "block_count")])
 
@@ -137,9 +137,10 @@ def _family(values: Values) -> Family:
 
 
 def gguf_tensors(file: Path, values: Values, copy: bool = True) -> dict[str, Stored]:
-    """List the tensors of a GGUF file by published name, without reading them. ``values``: result of ``gguf_values``;
-    ``copy`` False: memory-map the file. Tensors without a published name in the family keep their GGUF name. Raises
-    ``UserError``.
+    """Return the tensors of a GGUF file by published name, without reading them.
+
+    ``values``: result of ``gguf_values``; ``copy`` False: memory-map the file. Tensors that the family has no published
+    name for keep their GGUF name. Raises ``UserError``.
     """
     found, layout = header(file), layout_of(_family(values))
     names = {stored: published for published, stored in gguf_names(values).items()}

@@ -1,4 +1,4 @@
-"""Write a model as one GGUF file, the format of llama.cpp."""
+"""Writing of a model as one GGUF file, the format of llama.cpp."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from qkv.tokenizers.gguf.write import metadata_of_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer
 
 TYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0", "f32": "F32", "f16": "F16"}
-"""Name of a precision in options -> type of the matrices."""
+"""Name of a precision in options -> type of the matrices in GGUF."""
 _OF_TORCH = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
 _BLOCK = 32
 _LARGEST = {"F16": torch.finfo(torch.float16).max}
 _EXACT = ("position_embd.weight",)
-"""Matrices that llama.cpp adds to other tensors; it reads them in 32 bits only."""
+"""Matrices that llama.cpp adds to other tensors, for which it supports 32 bits only."""
 _TABLES = ("token_embd.weight", "output.weight")
 
 
 class GGUFExport(NamedTuple):
-    """Result of an export: family, type of the matrices, sentences on differences between llama.cpp and qkv."""
+    """Result of an export: family, type of the matrices, and sentences on differences between llama.cpp and qkv."""
 
     family: str
     type: str
@@ -62,10 +62,11 @@ def save_gguf(
 ) -> GGUFExport:
     """Write ``model`` as the GGUF file ``file``, which llama.cpp opens.
 
-    dtype: type of the matrices, a key of ``TYPES``; default: the model's. Vectors and position tables have 32 bits;
+    dtype: type of the matrices, a key of ``TYPES``; default: the model's dtype. Vectors and position tables have 32
+    bits;
         with Q4_0, the token table and the output matrix have Q8_0; with quantised types, matrices whose row length is
         not a multiple of 32 have F16.
-    family: preferred published family.
+    family: name of the published family to prefer.
     ends: ids of tokens that end a text, besides the tokenizer's.
 
     Raises ``UserError`` if llama.cpp has no architecture for the model, if the file would lose a setting, or if a
@@ -89,24 +90,24 @@ def save_gguf(
         file.unlink(missing_ok=True)
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from None
     odd = sum(each.type == "F16" for each in tensors) if kind.startswith("Q") else 0
-    rows = f"{odd} matrices are in F16, as their rows are no multiple of {_BLOCK} long" if odd else ""
+    rows = f"{odd} matrices are in F16, because their row length is not a multiple of {_BLOCK}" if odd else ""
     return GGUFExport(found.family.name, kind, tuple(filter(None, (said, rows, layout.note))))
 
 
 def type_of(dtype: str | None, model: Transformer) -> str:
-    """Return the type of the matrices for its name in options; default: the model's dtype. Raises ``UserError``."""
+    """Return the matrices' GGUF type for a precision's name; default: the model's dtype. Raises ``UserError``."""
     if dtype is None:
         return _OF_TORCH.get(next(model.parameters()).dtype, "F32")
     if dtype not in TYPES:
-        raise UserError(f"there is no precision {dtype!r} in GGUF files of qkv; {nearest(dtype, TYPES)}")
+        raise UserError(f"there is no precision {dtype!r} for GGUF files; {nearest(dtype, TYPES)}")
     return TYPES[dtype]
 
 
 def _covered(model: Transformer, family: str) -> tuple[Covering, GGUFLayout]:
-    """Find (published family of the model, its GGUF layout). Raises ``UserError`` if llama.cpp has none."""
+    """Return (published family of the model, its GGUF layout). Raises ``UserError`` if llama.cpp supports none."""
     known, found = known_in_gguf(), covering(model.spec, family)
     if found is None:
-        raise UserError(f"llama.cpp has no architecture for this model: it is none of the published families {known}")
+        raise UserError(f"llama.cpp does not support this model: none of the published families {known} covers it")
     layout = found.family.gguf
     if layout is None:
         raise UserError(f"qkv writes GGUF for {known}; this model is {found.family.name}; export it with --format hf")
@@ -120,7 +121,7 @@ def _covered(model: Transformer, family: str) -> tuple[Covering, GGUFLayout]:
 
 
 def _tensors(model: Transformer, found: Covering, layout: GGUFLayout, kind: str) -> list[_Tensor]:
-    """Return the tensors of the file, converted to llama.cpp's form."""
+    """Return the tensors of the file, converted to the form that llama.cpp stores."""
     published = published_tensors(model, found.family, layout.architecture)
     names = names_of(found.family, len(model.spec.layers))
     return [
@@ -145,7 +146,7 @@ def _type_of(name: str, tensor: Tensor, kind: str) -> str:
 
 
 def _check_finite(tensors: list[_Tensor]) -> None:
-    """Raise ``UserError`` for a weight that is not finite in the type of its tensor."""
+    """Raise ``UserError`` if a weight is not finite in the type of its tensor."""
     for each in tensors:
         largest = float(each.value.detach().abs().max()) if each.value.numel() else 0.0
         if not largest <= _LARGEST.get(each.type, torch.finfo(torch.float32).max):
@@ -153,7 +154,7 @@ def _check_finite(tensors: list[_Tensor]) -> None:
 
 
 def _write(file: Path, values: Mapping[str, Any], tensors: list[_Tensor]) -> None:
-    """Write the metadata, then the tensors one by one, so that only one converted tensor is in memory."""
+    """Write the metadata, then the tensors one by one, so that memory holds only one converted tensor."""
     gguf = library()
     writer = gguf.GGUFWriter(file, values["general.architecture"])
     try:

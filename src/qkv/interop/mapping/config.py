@@ -1,4 +1,4 @@
-"""Checked access to a ``config.json``: missing, mistyped and unused keys each raise one clear sentence."""
+"""Checked access to a ``config.json``: each missing, mistyped or unused key raises an error with one clear sentence."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from qkv.system.errors import UserError, closest, nearest, quoted
 
 
 class Held(NamedTuple):
-    """Contents of the weight files beside a config: number of tensors, total number of elements, names of tensors. The
-    numbers bound every size of the model.
+    """Contents of the weight files beside a config: number of tensors, total number of elements, names of tensors.
+
+    The numbers are upper bounds of the sizes in the config.
     """
 
     tensors: int
@@ -23,8 +24,9 @@ class Held(NamedTuple):
 
 
 class Config:
-    """Typed, checked access to the keys of a ``config.json``. Null counts as missing. Every method raises ``UserError``
-    that names ``source`` and the key.
+    """Typed, checked access to the keys of a ``config.json``, in which null counts as missing.
+
+    Every method raises ``UserError`` that names ``source`` and the key.
     """
 
     def __init__(self, values: Mapping[str, Any], source: str = "config.json", held: Held | None = None):
@@ -37,23 +39,24 @@ class Config:
         self._open = False
 
     def assume(self, defaults: Mapping[str, Any]) -> None:
-        """Set the values of missing keys to the defaults of the family's published config class; null stays null."""
+        """Set missing keys to ``defaults``, those of the family's published config class; null stays null."""
         self.defaults = defaults
 
     def rename(self, synonyms: Mapping[str, str]) -> None:
-        """Rename the keys of ``synonyms`` to their values. If both names are given, the synonym wins, as with the
-        attribute map of the published config class.
+        """Rename the keys of ``synonyms`` to their values.
+
+        If the config has both names, the synonym's value is used, as by the published config class.
         """
         for key in self.values.keys() & synonyms.keys():
             self.values[synonyms[key]] = self.values.pop(key)
 
     def has(self, key: str) -> bool:
-        """True if the key has a value: present and not null, or missing with a default set by ``assume``."""
+        """Return True if the key has a value other than null, in the file or as a default set by ``assume``."""
         self.asked.add(key)
         return key in self.values or self._assumes(key)
 
     def says(self, key: str) -> bool:
-        """True if the file itself gives the key a value other than null."""
+        """Return True if the file itself has a value other than null for the key."""
         return key in self.values
 
     def _assumes(self, key: str) -> bool:
@@ -66,18 +69,20 @@ class Config:
         return self.values[key]
 
     def beside(self, name: str) -> bool:
-        """True if the weight files beside the config hold a tensor with this name."""
+        """Return True if the weight files beside the config contain a tensor with this name."""
         return self.held is not None and name in self.held.names
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Return the value of the key as a number of features, heads or table rows: at least 1 and at most the number
-        of elements in the weight files.
+        """Return the value of the key as a number of features, heads or table rows.
+
+        It is at least 1, and at most the number of elements in the weight files.
         """
         return self._limited(key, default, self.held.numbers if self.held else None, "numbers")
 
     def layers(self, key: str, default: int | None = None) -> int:
-        """Return the value of the key as a number of layers: at least 1 and at most the number of tensors in the weight
-        files.
+        """Return the value of the key as a number of layers.
+
+        It is at least 1, and at most the number of tensors in the weight files.
         """
         return self._limited(key, default, self.held.tensors if self.held else None, "tensors")
 
@@ -86,7 +91,7 @@ class Config:
         if most is not None and found > most:
             said = "is" if self.says(key) else "is missing, which means"
             raise UserError(
-                f"{self.source}: {key} {said} {found:,}, but the weights beside it hold only {most:,} {what}"
+                f"{self.source}: {key} {said} {found:,}, but the weight files beside it contain only {most:,} {what}"
             )
         if not 1 <= found <= limit:
             raise UserError(f"{self.source}: {key} is {found:,}, but it should be at least 1 and at most {limit:,}")
@@ -111,7 +116,8 @@ class Config:
         return self._typed(key, default, (bool,), "true or false")
 
     def word(self, key: str, default: str | None = None, allowed: Mapping[str, Any] | None = None) -> Any:
-        """Return the value of the key as a string; with ``allowed``, the value that this string maps to there.
+        """Return the value of the key as a string; with ``allowed``, return what this string maps to there.
+
         ``default`` is such a string, too.
         """
         found = self._typed(key, default, (str,), "a text")
@@ -119,7 +125,7 @@ class Config:
             return found
         if found not in allowed:
             raise UserError(
-                f"{self.source}: {key} is {quoted(found)}, which qkv does not know; {nearest(found, allowed)}"
+                f"{self.source}: {key} is {quoted(found)}, which qkv does not support; {nearest(found, allowed)}"
             )
         return allowed[found]
 
@@ -134,12 +140,13 @@ class Config:
         return self._tables[key]
 
     def fixed(self, key: str, only: Any, meaning: str) -> None:
-        """Refuse every value of the key other than ``only``; a missing key is accepted. ``meaning``: what the key
-        changes, for the error.
+        """Refuse every value of the key other than ``only``; a missing key is accepted.
+
+        ``meaning``: what the key changes, for the error message.
         """
         if self.has(key) and self._value(key) != only:
             raise UserError(
-                f"{self.source}: {key} is {quoted(self._value(key))}, but qkv knows only {only!r} here; "
+                f"{self.source}: {key} is {quoted(self._value(key))}, but qkv supports only {only!r} here; "
                 f"it changes {meaning}"
             )
 
@@ -147,32 +154,30 @@ class Config:
         """Accept keys that were not read, as the published library accepts unknown keys; see ``unread``.
 
         Keys in ``refused`` (key -> what it changes in the published library) are refused. Misspelt keys are refused,
-        too: they are within two edits of a key that was read, is not in ``ignored`` and is missing. If the correct key
-        is given as well, the misspelt key changes nothing, and a warning names it.
+        too, that is, keys within two edits of a missing key that was read and is not in ``ignored``. If the correct key
+        is present as well, the misspelt key changes nothing, and a warning names it.
         """
         self._open = True
         for key, changed in (refused or {}).items():
             if key in self.values and key not in self.asked:
-                raise UserError(f"{self.source}: {key} is given, which qkv does not support; it changes {changed}")
+                raise UserError(f"{self.source}: {key} is set, which qkv does not support; it changes {changed}")
         self.refuse_misspelt(ignored)
         for key, meant in self._misspelt(ignored):
             warnings.warn(f"{self.source}: the key {quoted(key)} is not read; {meant!r} is", stacklevel=2)
 
     def refuse_misspelt(self, ignored: Iterable[str] = ()) -> None:
-        """Raise ``UserError`` for a key, also of a nested table, that looks like a misspelling of a missing key that
-        the family reads.
-        """
+        """Raise ``UserError`` for a key, also in a nested table, that looks like a misspelling of a missing key."""
         for table in self._tables.values():
             table.refuse_misspelt(ignored)
         for key, meant in self._misspelt(ignored):
             if meant not in self.values:
                 raise UserError(
-                    f"{self.source}: the key {quoted(key)} is not known for this family, and {meant!r} is missing; did "
+                    f"{self.source}: the key {quoted(key)} is unknown in this family, and {meant!r} is missing; did "
                     f"you mean {meant!r}? If not, delete the key"
                 )
 
     def _misspelt(self, ignored: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """Yield pairs of a key that no code has read, and a key within two edits of it that the code looked for."""
+        """Yield pairs of a key that no code has read, and a missing key within two edits that code looked up."""
         read = self.asked - set(ignored)
         for key in sorted(self.values.keys() - self.asked - set(ignored)):
             meant = closest(key, read)
@@ -181,7 +186,7 @@ class Config:
 
     @property
     def unread(self) -> list[str]:
-        """Keys that were not read; keys of nested tables are named "table.key"."""
+        """Return the keys that were not read; keys of nested tables are named "table.key"."""
         inner = [f"{name}.{key}" for name, table in self._tables.items() if table._open for key in table.unread]
         return sorted([*(self.values.keys() - self.asked), *inner])
 
@@ -191,7 +196,7 @@ class Config:
         if unknown:
             known = self.asked | set(ignored)
             raise UserError(
-                f"{self.source}: the key {quoted(unknown[0])} is not known for this family and may change what it "
+                f"{self.source}: the key {quoted(unknown[0])} is unknown in this family and may change what the model "
                 f"computes; {_near(unknown[0], known)}"
             )
 
@@ -200,7 +205,7 @@ class Config:
         wrong = next(_nonfinite(self.values[key]), None)
         if wrong is not None:
             raise UserError(
-                f"{self.source}: {quoted(key)} holds {quoted(wrong)}, and numbers are finite and of at most 64 bits"
+                f"{self.source}: {quoted(key)} contains {quoted(wrong)}; allowed: finite numbers of at most 64 bits"
             )
 
     def _typed(self, key: str, default: Any, kinds: tuple[type, ...], noun: str) -> Any:

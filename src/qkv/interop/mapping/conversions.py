@@ -1,6 +1,6 @@
-"""Conversions between published tensors and qkv's: plain, transposed, joined, interleaved.
+"""Conversions between published tensors and qkv's: identity, transposition, concatenation, interleaving.
 
-Each conversion only moves elements, so it is exactly invertible and applies to gradients as well.
+Each conversion only moves elements, so it is exactly invertible, and applies to gradients as well.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from qkv.system.errors import UserError
 
 
 class Cut(NamedTuple):
-    """Layout of the rows of one of qkv's matrices.
+    """Layout of the rows of one matrix of qkv.
 
-    sizes: number of rows of each part (q, k, v). groups: number of head groups, which all parts have. heads: number of
+    sizes: number of rows of each part (q, k, v). groups: number of head groups, equal for all parts. heads: number of
     heads of each part.
     """
 
@@ -34,8 +34,9 @@ class Cut(NamedTuple):
 
 
 def cut_of(layout: Layout) -> Cut:
-    """Return the row layout of a tensor for conversion: rows and heads of its parts, and the number of head groups,
-    which is the smallest number of heads of its parts.
+    """Return the row layout of a tensor for conversion: rows and heads of its parts, and the number of head groups.
+
+    The number of groups is the smallest number of heads of a part.
     """
     return Cut(
         tuple(piece.size for piece in layout.out),
@@ -50,19 +51,20 @@ class Way:
     count: int = 1
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
-        """Convert published tensors to qkv's tensor. ``cut``: layout of qkv's tensor."""
+        """Convert published tensors to qkv's tensor. ``cut``: row layout of qkv's tensor."""
         raise NotImplementedError
 
     def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
-        """Convert qkv's tensor to the published tensors, as views if possible. For a meta tensor the results have the
-        published shapes. ``cut``: layout of qkv's tensor.
+        """Convert qkv's tensor to the published tensors, as views if possible. ``cut``: row layout of qkv's tensor.
+
+        For a meta tensor the results have the published shapes.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Plain(Way):
-    """Identity: qkv's tensor is stored as it is."""
+    """Identity: qkv's tensor is stored unchanged."""
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
         return theirs[0]
@@ -84,7 +86,7 @@ class Transposed(Way):
 
 @dataclass(frozen=True)
 class Joined(Way):
-    """Concatenation by rows of ``count`` published tensors: q, k and v as ``qkv``; gate and up as ``gate_up``."""
+    """Concatenation of the rows of ``count`` published tensors: q, k and v to ``qkv``; gate and up to ``gate_up``."""
 
     count: int = 3
 
@@ -99,8 +101,9 @@ class Joined(Way):
 
 @dataclass(frozen=True)
 class JoinedParts(Way):
-    """Concatenation by rows of published tensors, after a separate conversion of each. Example: queries and keys whose
-    rotated features have another order, and values.
+    """Concatenation of the rows of published tensors after a separate conversion of each.
+
+    Example: q, k and v, where the rotated features of q and k have another order.
     """
 
     ways: tuple[Way, ...]
@@ -119,8 +122,10 @@ class JoinedParts(Way):
 
 @dataclass(frozen=True)
 class Alternating(Way):
-    """Reordering of a tensor whose rows alternate between the parts: the gate and up rows of each hidden feature are
-    adjacent (gpt-oss).
+    """Reordering of a tensor in which rows of two parts alternate: a gate row, then the up row of the same hidden
+    feature.
+
+    Example: gpt-oss.
     """
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
@@ -132,7 +137,7 @@ class Alternating(Way):
 
 @dataclass(frozen=True)
 class ExchangedHalves(Way):
-    """Exchange of the two halves of the rows: the up rows come before those of the gate (GTE)."""
+    """Exchange of the two halves of the rows: the up rows come before the gate rows (GTE)."""
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
         return torch.cat(theirs[0].chunk(2)[::-1])
@@ -143,8 +148,9 @@ class ExchangedHalves(Way):
 
 @dataclass(frozen=True)
 class Interleaved(Way):
-    """Reordering of a tensor that stores, group by group, the rows of the group's queries, key and value (GPT-NeoX,
-    BLOOM, Falcon).
+    """Reordering of a tensor that stores for each head group the rows of its queries, key and value.
+
+    Examples: GPT-NeoX, BLOOM, Falcon.
     """
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
@@ -159,8 +165,10 @@ class Interleaved(Way):
 
 @dataclass(frozen=True)
 class RotaryPairs(Way):
-    """Reordering of the rows of each head so that the two features of a RoPE pair, i and i + Dr/2, become adjacent
-    (Llama in GGUF). ``rotated``: number Dr of rotated features of a head, which follow ``before`` others; None: all.
+    """Reordering of the rows of each head, after which the two features of a RoPE pair, i and i + Dr/2, are adjacent.
+
+    Example: Llama in GGUF. ``rotated``: number Dr of rotated features of a head, None: all; ``before``: number of
+    features of a head before the rotated ones.
     """
 
     rotated: int | None = None
@@ -173,8 +181,9 @@ class RotaryPairs(Way):
         return (self._reordered(ours, cut, lambda turned: turned.unflatten(1, (-1, 2))),)
 
     def _reordered(self, rows: Tensor, cut: Cut, cut_head: Callable[[Tensor], Tensor]) -> Tensor:
-        """Reorder the rotated features of each head: ``cut_head`` splits their axis into two axes, which are swapped
-        and merged again.
+        """Reorder the rotated features of each head.
+
+        ``cut_head`` splits their axis into two axes, which are swapped and merged again.
         """
         heads = rows.unflatten(0, (cut.groups, -1))
         if self.rotated is None:
@@ -186,8 +195,9 @@ class RotaryPairs(Way):
 
 @dataclass(frozen=True)
 class ExchangedHeadHalves(Way):
-    """Exchange of the two halves of the rows of each head: a rotation by the negative angle turns the exchanged halves
-    by the angle (NanoChat).
+    """Exchange of the two halves of the rows of each head (NanoChat).
+
+    The rotation of exchanged halves by -θ equals the rotation by θ.
     """
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
@@ -199,8 +209,10 @@ class ExchangedHeadHalves(Way):
 
 @dataclass(frozen=True)
 class Shards(Way):
-    """Reordering of queries, keys and values that are stored in ``shards`` shards, each with the rows of its
-    queries, values and keys, in this order; the rotated features of queries and keys are adjacent (CodeGen).
+    """Reordering of queries, keys and values that are stored in ``shards`` shards (CodeGen).
+
+    Each shard has the rows of its queries, values and keys, in this order; the rotated features of queries and keys are
+    adjacent.
     """
 
     shards: int
@@ -230,7 +242,7 @@ class Inverse(Way):
 
 @dataclass(frozen=True)
 class Chained(Way):
-    """Conversions of one tensor, one after the other, in the order in which a published tensor is converted."""
+    """Conversions of one tensor in sequence, in the order in which a published tensor is converted."""
 
     ways: tuple[Way, ...]
 
@@ -249,7 +261,7 @@ class Chained(Way):
 
 @dataclass(frozen=True)
 class ByHead(Way):
-    """Merging of the last two axes, published (…, H, Dk) to qkv's (…, H Dk): XLNet's vectors and output projection."""
+    """Merging of the last two axes: published (…, H, Dk) to (…, H Dk), for XLNet's vectors and output projection."""
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
         return theirs[0].flatten(-2)
@@ -260,7 +272,7 @@ class ByHead(Way):
 
 @dataclass(frozen=True)
 class JoinedByHead(Way):
-    """Concatenation by rows of ``count`` tensors stored as (in, H, Dk): XLNet's projections. Each head is a group."""
+    """Concatenation of the rows of ``count`` tensors (in, H, Dk), XLNet's projections. Each head is a group."""
 
     count: int = 1
 
@@ -273,9 +285,7 @@ class JoinedByHead(Way):
 
 @dataclass(frozen=True)
 class Copied(Way):
-    """Two published names of one tensor: only the first is read; both are written, since the other library expects
-    both.
-    """
+    """One tensor with two published names: the first is read, both are written, as the other library needs both."""
 
     count: int = 2
 
@@ -288,8 +298,9 @@ class Copied(Way):
 
 @dataclass(frozen=True)
 class AdjacentFeatures(Way):
-    """Reordering of the last axis, the features of a head, whose RoPE pairs are adjacent in the published tensor: norms
-    of queries and keys (Command R+).
+    """Reordering of the last axis, the features of a head, which in the published tensor has RoPE pairs adjacent.
+
+    Example: norms of queries and keys in Command R+.
     """
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
@@ -301,7 +312,7 @@ class AdjacentFeatures(Way):
 
 @dataclass(frozen=True)
 class Broadcast(Way):
-    """Removal of ``axes`` axes of size 1, from ``axis`` on, of the published tensor: position tables, class tokens."""
+    """Removal of ``axes`` axes of size 1 from ``axis`` on, for position tables and class tokens."""
 
     axis: int = 0
     axes: int = 1
@@ -321,7 +332,7 @@ class Broadcast(Way):
 
 @dataclass(frozen=True)
 class Taps(Way):
-    """Depthwise convolution: published (F, 1, K), the earliest tap first, to qkv's (F, K), the latest tap first."""
+    """Reordering of a depthwise convolution: published (F, 1, K), earliest tap first, to (F, K), latest first."""
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
         return theirs[0].squeeze(1).flip(-1)
@@ -332,8 +343,9 @@ class Taps(Way):
 
 @dataclass(frozen=True)
 class WithCount(Way):
-    """Running average of a batch norm, and beside it the number of batches that it averages. torch uses that number
-    only without a momentum, so it is not read, and it is written as 0.
+    """Running average of a batch norm, published with the number of batches that it averages.
+
+    torch uses that number only without a momentum, so it is not read, and written as 0.
     """
 
     count: int = 2
@@ -347,16 +359,16 @@ class WithCount(Way):
 
 @dataclass(frozen=True)
 class WithConstant(Way):
-    """Tensor, and beside it a fixed number ``value`` that the published library stores as a tensor (Apertus)."""
+    """Tensor published with a constant ``value`` that the other library stores as a tensor (Apertus)."""
 
     value: float
     count: int = 2
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
         stored = float(theirs[1])
-        if not math.isclose(stored, self.value, rel_tol=0.01):  # in bf16 it is rounded
+        if not math.isclose(stored, self.value, rel_tol=0.01):  # bf16 rounds it
             raise UserError(
-                f"a constant of the activation is {stored:g} in the file, but qkv knows only {self.value:g}"
+                f"a constant of the activation is {stored:g} in the file, but qkv supports only {self.value:g}"
             )
         return theirs[0]
 
@@ -376,8 +388,9 @@ ADJACENT_FEATURES = AdjacentFeatures()
 
 
 def interleaved_rope(rotated: int | None = None) -> Way:
-    """Build the conversion of queries, keys and values that are published as three tensors in which the two features of
-    a RoPE pair are adjacent (GPT-J, Cohere). ``rotated``: as for ``RotaryPairs``.
+    """Build the conversion of queries, keys and values in three published tensors, with adjacent RoPE pairs.
+
+    Examples: GPT-J, Cohere. ``rotated``: as in ``RotaryPairs``.
     """
     halves = Inverse(RotaryPairs(rotated))
     return JoinedParts((halves, halves, PLAIN))

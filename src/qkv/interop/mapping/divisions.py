@@ -1,4 +1,4 @@
-"""Published tensors whose rows belong to several tensors of qkv, such as queries and the gate of attention."""
+"""Published tensors whose rows belong to several tensors of qkv, such as queries and the output gate of attention."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from qkv.interop.mapping.names import expression
 
 
 class RowDivision(NamedTuple):
-    """Division of the rows of published tensors: groups of ``sum(sizes)`` rows, each with the rows of every piece.
+    """Division of the rows of published tensors: groups of ``sum(sizes)`` rows, each with some rows of every piece.
 
-    theirs: pattern of names, as in ``NameRule``. sizes: number of rows in a group by the name of the piece. A table of
-    names refers to a piece as ``name[piece]``.
+    theirs: pattern of names, as in ``NameRule``. sizes: rows per group of each piece, by name. Name tables refer to a
+    piece as ``name[piece]``.
     """
 
     theirs: str
     sizes: Mapping[str, int]
 
     def cut(self, tensor: Tensor, piece: str) -> Tensor:
-        """Return the rows of ``piece`` in all groups of the whole ``tensor``."""
+        """Return the rows of ``piece``, from all groups of the whole ``tensor``."""
         names = list(self.sizes)
         groups = tensor.unflatten(0, (-1, sum(self.sizes.values())))
         return groups.split(list(self.sizes.values()), 1)[names.index(piece)].flatten(0, 1)
 
     def join(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """Invert ``cut``: return the whole tensor of its pieces by name."""
+        """Return the whole tensor of its pieces by name, the inverse of ``cut``."""
         groups = [parts[name].unflatten(0, (-1, size)) for name, size in self.sizes.items()]
         return torch.cat(groups, 1).flatten(0, 1)
 
@@ -51,5 +51,5 @@ def join_rows(tensors: Mapping[str, Tensor], several: Sequence[RowDivision]) -> 
 
 
 def division_of(name: str, several: Sequence[RowDivision]) -> RowDivision | None:
-    """Return the division of the tensor ``name``, or None; files of a body alone lack the beginning of the pattern."""
+    """Return the division of the tensor ``name``, or None. Files of a body alone lack the prefix in the pattern."""
     return next((each for each in several if re.fullmatch(expression(each.theirs), name)), None)

@@ -23,36 +23,36 @@ from qkv.system.errors import UserError
 
 @dataclass(frozen=True)
 class Architecture:
-    """Published architecture, a value of ``architectures`` in configs such as "BertForMaskedLM": a family's model with
-    one kind of head.
+    """Published architecture, a value of ``architectures`` in configs such as "BertForMaskedLM": a family with one
+    head.
 
-    ``head`` reads the head's spec from a config; ``names`` maps the head's tensors.
+    ``head`` reads the head's spec from a config; ``names`` is the table of the head's tensor names.
     """
 
     head: Callable[[Config], Head]
     config: Callable[[Head], dict[str, Any] | None]
-    """Inverse of ``head``: config keys of a head, or None if this architecture does not have that head."""
+    """Inverse of ``head``: returns the config keys of a head, or None if this architecture does not have that head."""
     names: tuple[NameRule, ...] = ()
     ignored: Reasons = field(default_factory=dict)
     """Tensors in files of this architecture that are not loaded, with the reason."""
     kept: Reasons = field(default_factory=dict)
     """Tensors that are not loaded but written back unchanged by an export, with the reason."""
     zeros: Reasons = field(default_factory=dict)
-    """Tensors that are ignored if they are all zero and refused otherwise."""
+    """Tensors that are ignored if they are all zero, and refused otherwise; with what qkv supports."""
     bare: bool = False
     """True for a model without a head: its tensor names lack the body's prefix."""
     typical: Mapping[str, Any] = field(default_factory=dict)
-    """Example config values of this architecture that differ from the family's ``typical``."""
+    """Example values of config keys of this architecture that differ from the family's ``typical``."""
     suits: Callable[[Model], bool] = lambda spec: True
-    """Predicate of the specs that are written as this architecture, where another one has the same head."""
+    """Condition on a spec for writing it as this architecture, if another one has the same head."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Family of published models, such as BERT: how its configs and tensors convert to qkv's and back.
+    """Family of published models, such as BERT: conversion of its configs and tensors to qkv's and back.
 
-    ``spec`` and ``config`` are inverse: ``config(spec)`` gives config keys that ``spec`` reads back, or None if the
-    family does not cover it.
+    ``spec`` and ``config`` are inverse: ``config(spec)`` returns config keys that ``spec`` converts back, or None if
+    the family does not cover the spec.
     """
 
     name: str
@@ -63,54 +63,49 @@ class Family:
     config: Callable[[Model], dict[str, Any] | None]
     names: tuple[NameRule, ...]
     prefix: str = ""
-    """Prefix of the body's tensor names in files of models with a head; files of the body alone, and old files, omit
-    it.
-    """
+    """Prefix of the body's tensor names in files of models with a head; files of the body alone lack it."""
     ignored: Reasons = field(default_factory=dict)
     ignored_config: Reasons = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of missing keys in the published config class, where they differ from the defaults in ``spec``."""
     typical: Mapping[str, Any] = field(default_factory=dict)
-    """Example config values of published models that differ from the defaults."""
+    """Example values of config keys of published models that differ from the defaults."""
     copies: Callable[[Model], Mapping[str, str]] = field(default=lambda spec: {})
-    """Function from a spec to a mapping: further name under which the published library expects a shared tensor -> name
-    under which the tensor is written anyway.
-    """
+    """Function from a spec to {further name of a shared tensor that the library expects: name that is written}."""
     synonyms: Mapping[str, str] = field(default_factory=dict)
-    """Synonyms of keys in the published config class, such as ``hidden_size`` -> the names that ``spec`` reads."""
+    """Synonyms of keys in the published config class, such as ``hidden_size`` -> the names that ``spec`` uses."""
     divisions: Callable[[Model], Sequence[RowDivision]] = field(default=lambda spec: ())
     """Function from a spec to the divisions of published tensors whose rows belong to several tensors of qkv."""
     older: Mapping[str, str] = field(default_factory=dict)
-    """Substrings of tensor names in old files -> their replacements in current names."""
+    """Substrings of tensor names in old files -> their replacements in current files."""
     gguf: GGUFLayout | None = None
     """Layout of the family in GGUF files; None if qkv does not read or write GGUF files of the family."""
     base: str = ""
-    """Name of the family that this family extends. The base is tried first for a model that both can describe."""
+    """Name of the family that this one extends. If both can describe a model, the base is used."""
 
     def divisions_of(self, model: nn.Module) -> Sequence[RowDivision]:
-        """Return the divisions of published tensors of ``model``."""
+        """Return the divisions of the rows of published tensors of ``model``."""
         spec: Any = getattr(model, "spec", None)
         return self.divisions(spec)
 
     def rows(self, architecture: str) -> tuple[NameRule, ...]:
-        """Return the table of tensor names of body and head for that architecture."""
+        """Return the name table of body and head of that architecture."""
         return (*self.names, *self.architectures[architecture].names)
 
     def written(self, architecture: str) -> tuple[NameRule, ...]:
-        """Return the table of tensor names for writing files of that architecture."""
+        """Return the name table for writing files of that architecture."""
         rows = self.rows(architecture)
         return without_prefix(self, rows) if self.architectures[architecture].bare else rows
 
     def written_name(self, architecture: str, name: str) -> str:
-        """Return the published tensor name ``name`` as files of that architecture write it: without the body's prefix
-        if the architecture has no head.
+        """Return the published name ``name`` as files of that architecture write it.
+
+        Files of an architecture without a head lack the prefix of the body.
         """
         return name.removeprefix(self.prefix) if self.architectures[architecture].bare else name
 
     def kept(self, architecture: str) -> Reasons:
-        """Return the names, as written, of tensors that qkv's model lacks but an export may hold, each with the
-        reason.
-        """
+        """Return the tensors that qkv's model lacks but an export may write back, with reasons, by name as written."""
         return {
             self.written_name(architecture, name): reason
             for name, reason in self.architectures[architecture].kept.items()
@@ -121,7 +116,7 @@ T = TypeVar("T")
 
 
 def named_as_now(family: Family, stored: Mapping[str, T]) -> dict[str, T]:
-    """Rename tensors of old files to the names in use now, unless the new name is taken."""
+    """Rename tensors of old files to current names, unless a tensor with the current name exists."""
     found: dict[str, T] = {}
     for name, tensor in stored.items():
         now = functools.reduce(lambda so_far, pair: so_far.replace(*pair), family.older.items(), name)
@@ -135,9 +130,10 @@ def without_prefix(family: Family, rows: Iterable[NameRule]) -> tuple[NameRule, 
 
 
 def read_spec(family: Family, architecture: str, config: Config) -> Model:
-    """Build the model spec of a published config. Keys that the published code does not know are ignored, as that code
-    does. Raises ``UserError`` for an unsupported key that changes what the published code computes, and for a misspelt
-    key.
+    """Build the model spec of a published config.
+
+    Keys that the published code does not read are ignored, as by that code. Raises ``UserError`` for an unsupported key
+    that changes what the published code computes, and for a misspelt key.
     """
     config.rename(family.synonyms)
     config.assume(family.defaults)
@@ -157,7 +153,7 @@ def ignored_keys(family: Family, config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) for each key of the config that ``read_spec`` ignored."""
     reasons = {**COMMON, **family.ignored_config}
     for key in config.unread:
-        yield key, reasons.get(key, f"not known to the published code of {family.name}")
+        yield key, reasons.get(key, f"not read by the published code of {family.name}")
 
 
 COMMON: Reasons = {
@@ -169,7 +165,7 @@ COMMON: Reasons = {
     ),
     **dict.fromkeys(
         ("use_cache", "output_attentions", "output_hidden_states", "return_dict", "torchscript"),
-        "format of a call's outputs",
+        "output format of a call",
     ),
     **dict.fromkeys(
         ("gradient_checkpointing", "pretraining_tp", "attn_implementation", "_attn_implementation"), "execution setting"
@@ -203,7 +199,7 @@ COMMON: Reasons = {
 """Keys of any config that do not change what a model computes, with the reason."""
 
 REFUSED: Reasons = {
-    "quantization_config": "the form of the weights; load the weights that it was made from",
-    "compression_config": "the form of the weights; load the weights that it was made from",
+    "quantization_config": "the format of the weights; load the unquantised weights",
+    "compression_config": "the format of the weights; load the unquantised weights",
 }
 """Keys of any config that the published library reads and qkv does not support, with what they change."""

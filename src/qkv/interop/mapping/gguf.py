@@ -1,5 +1,7 @@
-"""Layout of a family in GGUF files, used for reading and writing: keys of the metadata, values that llama.cpp has built
-in, and conversions of tensors. The library gguf provides the tensor names.
+"""Layout of a family in GGUF files, for reading and writing.
+
+It consists of metadata keys, config values that are built into llama.cpp, and conversions of tensors. The library gguf
+provides the tensor names.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ Values = Mapping[str, Any]
 
 
 class MetadataKey(NamedTuple):
-    """Key of the metadata, without the architecture's name, and the key of ``config.json`` with the same value.
+    """Key of the metadata, without the architecture's name, and the ``config.json`` key with the same value.
 
-    ``needed`` False: a file may lack the key, and the family's default is used.
+    ``needed`` False: if a file lacks the key, the family's default is used.
     """
 
     name: str
@@ -30,6 +32,7 @@ class MetadataKey(NamedTuple):
 
 class Change(NamedTuple):
     """Conversion of the published tensors whose names match ``pattern``: ``way.inward`` converts them to llama.cpp's.
+
     ``groups``: config key with the number of heads.
     """
 
@@ -53,35 +56,33 @@ class OneMore(Way):
 class GGUFLayout:
     """Layout of a published family in GGUF.
 
-    ``architecture``: published architecture of its language model; ``name``: its architecture in llama.cpp. If several
-    families have the same name in llama.cpp, a file is read as the first of them.
+    ``architecture``: published architecture of its language model; ``name``: its architecture name in llama.cpp. If
+    several families have the same name in llama.cpp, a file is read as the first of them.
     """
 
     architecture: str
     name: str
     keys: tuple[MetadataKey, ...]
     built_in: Mapping[str, Any | Callable[[Values], Any]]
-    """Config values that are fixed in llama.cpp, or functions that compute them from the other values."""
+    """Config values that llama.cpp fixes, or functions that compute them from other values."""
     flags: Mapping[str, str] = field(default_factory=dict)
-    """Config key -> tensor; the key is true if the file holds that tensor."""
+    """Config key -> name of a tensor; the key is true if the file contains that tensor."""
     changes: tuple[Change, ...] = ()
     base: str = "rope_theta"
     """Config key of RoPE's base."""
     derived: Mapping[str, Callable[[Values], Any]] = field(default_factory=dict)
-    """Further metadata keys that llama.cpp needs -> functions that compute them from the config."""
+    """Further metadata keys that llama.cpp requires -> functions that compute them from the config."""
     turned: str = ""
-    """Config key of the fraction of a head that RoPE rotates; "": RoPE rotates whole heads."""
+    """Config key of the fraction of a head that RoPE rotates; "" if it rotates whole heads."""
     factors: bool = False
-    """True if llama.cpp reads factors of RoPE's frequencies (Llama 3)."""
+    """True if llama.cpp reads a tensor of factors of RoPE's frequencies (Llama 3)."""
     windows: int = 0
-    """Default period of the layers with full attention among layers with a sliding window, for files that do not store
-    it; 0: no layer has a sliding window.
-    """
+    """Default period of full-attention layers among sliding-window layers, if a file lacks it; 0: no windows."""
     note: str = ""
     """Sentence on a difference between llama.cpp and the published model."""
 
     def changed(self, name: str) -> Change | None:
-        """Return the conversion of the published tensor ``name``; None if it is stored unchanged."""
+        """Return the conversion of the published tensor ``name``; None if GGUF stores it unchanged."""
         return next((change for change in self.changes if re.search(change.pattern, name)), None)
 
 
@@ -92,26 +93,26 @@ SIZES = (
     MetadataKey("feed_forward_length", "intermediate_size"),
     MetadataKey("context_length", "max_position_embeddings"),
 )
-"""Keys of the sizes that most families have."""
+"""Metadata keys of the sizes that most families have."""
 GATED = (
     *SIZES,
     MetadataKey("attention.head_count_kv", "num_key_value_heads", needed=False),
     MetadataKey("attention.layer_norm_rms_epsilon", "rms_norm_eps", float),
     MetadataKey("rope.freq_base", "rope_theta", float, needed=False),
 )
-"""Keys of families with Llama's blocks."""
+"""Metadata keys of families with Llama's blocks."""
 HEADS = (
     MetadataKey("attention.key_length", "head_dim", needed=False),
     MetadataKey("attention.value_length", "head_dim", needed=False),
 )
-"""Keys of the width of a head, for families in which it may differ from D / H."""
+"""Metadata keys of the head width, for families in which it may differ from D / H."""
 ROTATED = MetadataKey("rope.dimension_count", "head_dim", needed=False)
-"""Key of the number of rotated features of a head, for families that rotate whole heads."""
+"""Metadata key of the number of rotated features per head, for families that rotate whole heads."""
 PAIRS = (
     Change(r"\.q_proj\.", ROTARY_PAIRS, "num_attention_heads"),
     Change(r"\.k_proj\.", ROTARY_PAIRS, "num_key_value_heads"),
 )
-"""Conversions of queries and keys for families in which the features of a RoPE pair are adjacent in llama.cpp."""
+"""Conversions of queries and keys for families whose RoPE pairs are adjacent in llama.cpp."""
 
 
 def width_of_head(values: Values) -> int:
@@ -120,5 +121,5 @@ def width_of_head(values: Values) -> int:
 
 
 def cut_of_change(change: Change, rows: int, values: Values) -> Cut:
-    """Return the row layout of a changed tensor: three equal parts (q, k, v), and the number of heads."""
+    """Return the row layout of a converted tensor: three equal parts (q, k, v), and the number of heads."""
     return Cut((rows // 3,) * 3, values.get(change.groups) or 1)

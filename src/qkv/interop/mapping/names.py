@@ -1,6 +1,4 @@
-"""Tables of tensor names, used for loading and saving: names in qkv, names in published files, and the conversion
-between the tensors.
-"""
+"""Tables of tensor names for loading and saving: name in qkv, names in published files, conversion."""
 
 from __future__ import annotations
 
@@ -16,22 +14,22 @@ from qkv.layers.layout import layouts
 from qkv.spec.model import Model
 
 Reasons = Mapping[str, str]
-"""Patterns of names that are ignored, each with the reason."""
+"""Patterns of names that are ignored, with the reason for each."""
 _INDEX = re.compile(r"\{(\w+?)([+-]\d+)?\}")
 _BRANCH = re.compile(r"blocks\.(\d+)\.branches\.(\d+)\.body\.")
 _SLICE = re.compile(r"(.*)\[(\d+)\]")
 
 
 class NameRule(NamedTuple):
-    """Row of a table of tensor names: ``ours`` in qkv, ``theirs`` in published files, and the conversion ``way``
-    between the tensors.
+    """Row of a name table: name ``ours`` in qkv, names ``theirs`` in published files, and the conversion ``way``
+    between them.
 
     Patterns have named indices, ``{layer}`` and ``{expert}``, and ``*`` for ``weight`` or ``bias``, the same on both
     sides; ``theirs`` may use ``{layer-1}``. A name that ends in ``[{expert}]`` is a slice along the first axis of a
-    published tensor, which holds the tensors of all experts. A row applies to every tensor of the model whose name
-    matches ``ours``. ``way``: the conversion, or a function of the spec that returns it. ``where``: predicate of the
-    spec that limits the row, for families that use two names for one tensor. ``of``: kind of the branches that the row
-    is limited to, for families whose layers differ in it. The first row that applies is used.
+    published tensor of all experts. A row applies to every tensor of the model whose name matches ``ours``; the first
+    row that applies is used. ``way``: the conversion, or a function of the spec that returns it. ``where``: condition
+    on the spec for the row, for families with two names of one tensor. ``of``: kind of branch that the row is for, for
+    families whose layers have different branches.
     """
 
     ours: str
@@ -42,7 +40,7 @@ class NameRule(NamedTuple):
 
     @property
     def published(self) -> tuple[str, ...]:
-        """Patterns of the published names."""
+        """Patterns of the published names, as a tuple."""
         return (self.theirs,) if isinstance(self.theirs, str) else self.theirs
 
     def without(self, prefix: str) -> NameRule:
@@ -56,9 +54,7 @@ class NameRule(NamedTuple):
 
 @dataclass(frozen=True)
 class Match:
-    """Correspondence of one tensor of a model: its name in qkv, its names in a file, and the conversion between
-    them.
-    """
+    """Names of one tensor of a model in qkv and in a file, and the conversion between them."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -67,8 +63,9 @@ class Match:
 
 
 def matches(model: nn.Module, rows: Sequence[NameRule]) -> list[Match]:
-    """Find the row of the name table for each tensor of ``model``, also for every further name of a shared one. Raises
-    ``LookupError`` if none applies.
+    """Return the match of each tensor of ``model``, also of every further name of a shared tensor.
+
+    Raises ``LookupError`` if no row of the table applies.
     """
     spec: Any = getattr(model, "spec", None)
     patterns = [(_with_groups(row.ours), row) for row in rows if row.where is None or row.where(spec)]
@@ -80,7 +77,7 @@ def matches(model: nn.Module, rows: Sequence[NameRule]) -> list[Match]:
         )
         hit = next(hits, None)
         if hit is None:
-            raise LookupError(f"no row of the name table stands for {name!r}")
+            raise LookupError(f"no row of the name table matches {name!r}")
         match, row = hit
         theirs = tuple(fill_indices(each, match.groupdict()) for each in row.published)
         way = row.way if isinstance(row.way, Way) else row.way(spec)
@@ -89,21 +86,19 @@ def matches(model: nn.Module, rows: Sequence[NameRule]) -> list[Match]:
 
 
 def _branch_kind(spec: Any, name: str) -> str:
-    """Return the kind of the branch of the stack's own blocks that holds the tensor ``name``; else an empty text."""
+    """Return the kind of the branch that contains the tensor ``name``; "" if it is in no block of the stack itself."""
     place = _BRANCH.match(name)
     return spec.layers[int(place[1])].branches[int(place[2])].kind if place else ""
 
 
 def _with_groups(pattern: str) -> re.Pattern[str]:
-    """Compile the regular expression that matches the names of ``pattern`` and captures its indices."""
+    """Compile the regular expression that matches names of ``pattern`` and captures its indices."""
     escaped = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>\\d+)", re.escape(pattern))
     return re.compile(escaped.replace(r"\*", "(?P<leaf>weight|bias)"))
 
 
 def fill_indices(pattern: str, values: Mapping[str, str | int]) -> str:
-    """Return the name for which ``pattern`` stands, with its indices and, as ``leaf``, the value of ``*`` taken from
-    ``values``.
-    """
+    """Return the name that ``pattern`` stands for, given ``values`` of its indices and, as ``leaf``, of ``*``."""
     numbered = _INDEX.sub(lambda found: str(int(values[found[1]]) + int(found[2] or 0)), pattern)
     return numbered.replace("*", str(values.get("leaf", "*")))
 
@@ -124,8 +119,6 @@ def reason_for(name: str, reasons: Reasons) -> str | None:
 
 
 def split_slice(name: str) -> tuple[str, int | None]:
-    """Split ``name`` into (name of the stored tensor, index of the slice along its first axis; None for the whole
-    tensor).
-    """
+    """Split ``name`` into (name of the stored tensor, index of the slice along its first axis or None)."""
     found = _SLICE.fullmatch(name)
     return (found[1], int(found[2])) if found else (name, None)

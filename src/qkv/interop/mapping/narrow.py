@@ -1,4 +1,4 @@
-"""Block-quantised weights of published files, which stay in 8 and 4 bits."""
+"""Quantised weights of published files, which are kept in 8 and 4 bits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NarrowWeights(NamedTuple):
         return (groups if self.minimum is None else groups + self.minimum.to(torch.float32)[..., None]).flatten(1)
 
     def packed(self) -> PackedMatrix:
-        """Return the matrix in the form that operators accept."""
+        """Return the matrix in the storage format of ``qkv.ops.quantized``."""
         scale = self.scale.to(torch.float16) if self.scale.dtype == torch.float32 else self.scale
         return pack_numbers(self.numbers, scale, self.minimum, self.bits)
 
@@ -51,19 +51,19 @@ def round_weights(weight: Tensor) -> NarrowWeights:
 
 
 def narrow_of(tensor: object) -> NarrowWeights | None:
-    """Read a quantised matrix of a file in 8 or 4 bits; None for any other tensor, and where it has another form."""
+    """Read a quantised matrix of a file in 8 or 4 bits; return None for tensors that have no such form."""
     read = getattr(tensor, "narrow", None)
     return read() if read is not None and len(tensor.shape) == 2 else None  # type: ignore[attr-defined]
 
 
 def convert_inward(way: Way, parts: Sequence[NarrowWeights], cut: Cut) -> NarrowWeights | None:
-    """Convert published matrices to qkv's, as ``Way.inward`` does; None if the conversion moves more than rows."""
+    """Convert published matrices to qkv's like ``Way.inward``; return None if the conversion moves more than rows."""
     parts = _alike(parts)
     return _converted(lambda several: way.inward(several, cut), parts)
 
 
 def convert_outward(way: Way, matrix: NarrowWeights, cut: Cut) -> NarrowWeights | None:
-    """Convert a matrix as ``Way.outward`` does; None if the conversion moves more than rows."""
+    """Convert a matrix like ``Way.outward``; return None if the conversion moves more than rows."""
     return _converted(lambda one: way.outward(one[0], cut)[0], [matrix])
 
 
@@ -71,7 +71,7 @@ def _converted(convert: Callable[[list[Tensor]], Tensor], parts: Sequence[Narrow
     columns = [torch.arange(part.scale.shape[1]).expand(part.scale.shape) for part in parts]
     try:
         after = convert(columns)
-    except RuntimeError:  # the conversion divides columns
+    except RuntimeError:  # the conversion splits columns
         return None
     width = columns[0].shape[1]
     if after.dim() != 2 or after.shape[1] != width or not torch.equal(after, columns[0][:1].expand(after.shape)):
@@ -82,7 +82,7 @@ def _converted(convert: Callable[[list[Tensor]], Tensor], parts: Sequence[Narrow
 
 
 def _alike(parts: Sequence[NarrowWeights]) -> Sequence[NarrowWeights]:
-    """Give parts of one matrix one form, exactly: 8 bits unless all have 4 of one form, and minimums if one has any."""
+    """Convert parts of one matrix to the same form, exactly: 8 bits unless all have 4, minimums if one part has any."""
     forms = {(part.bits, part.minimum is None) for part in parts}
     if len(forms) == 1:
         return parts

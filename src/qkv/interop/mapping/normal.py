@@ -8,8 +8,10 @@ from qkv.spec.model import Block, Layered, Model, Stack
 
 
 def normal(spec: Model) -> Model:
-    """Convert ``spec`` to canonical form: blocks unrolled, derived sizes as numbers, settings that matter in training
-    only (dropout, initialisation) reset.
+    """Convert ``spec`` to canonical form.
+
+    Repeated blocks are unrolled, derived sizes become numbers, and settings that matter in training only (dropout,
+    initialisation) are reset.
     """
     plain = _stack(spec, spec.width)
     latents = spec.latents

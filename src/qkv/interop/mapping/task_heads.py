@@ -1,4 +1,4 @@
-"""Heads of a published family for tasks other than the checkpoint's own, and their stored tensors."""
+"""Heads of a published family for other tasks than the checkpoint's, and their tensors in the checkpoint."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _HIDDEN = "head.hidden"
 
 
 def task_heads(published: PublishedCheckpoint, said: SentencePooling | None, model: Model) -> dict[str, Head]:
-    """Return the specs of the task heads that a checkpoint offers, by kind, such as "classification".
+    """Return the specs of the task heads that a checkpoint supports, by kind, such as "classification".
 
     Heads that pool use the pooling ``said`` of sentence-transformers files, if there is one. Otherwise they pool as the
-    family's head does if the checkpoint holds its hidden layer (a pooler), because that layer was trained with this
-    pooling. Without it they pool by the mean of the vectors, or by the last vector of a causal ``model``: the first
-    vector of an encoder pretrained with masked tokens was never trained to represent the text (Reimers & Gurevych
-    2019). The class token of an image encoder was, so heads of image models keep it.
+    family's head does if the checkpoint contains that head's hidden layer (a pooler), because the layer was trained
+    with this pooling. Otherwise they use the mean of the vectors, or the last vector of a causal ``model``: the first
+    vector of an encoder that was pretrained by masking tokens was never trained to represent the text (Reimers &
+    Gurevych 2019). The class token of an image encoder was, so heads of image models read it.
     """
     found = {head.kind: (head, architecture) for head, architecture in _of_family(published)}
     heads = {kind: head for kind, (head, _) in found.items()}
@@ -43,8 +43,9 @@ def task_heads(published: PublishedCheckpoint, said: SentencePooling | None, mod
 
 
 def _of_family(published: PublishedCheckpoint) -> Iterator[tuple[Head, Architecture]]:
-    """Yield (head, architecture) for the architectures of a checkpoint's family, with the values in its config; of each
-    kind, the last one counts.
+    """Yield (head, architecture) for the architectures of a checkpoint's family, with the values in its config.
+
+    If several have the same kind of head, the last one is used.
     """
     values = {key: value for key, value in published.values.items() if key not in _OF_LABELS}
     family, _ = published._replace(values=values).family()
@@ -57,8 +58,9 @@ def _of_family(published: PublishedCheckpoint) -> Iterator[tuple[Head, Architect
 
 
 def _trained(published: PublishedCheckpoint, head: Pooled, architecture: Architecture, model: Model) -> Pooled:
-    """Return ``head`` if the checkpoint holds its hidden layer, or if its pooling suits the model; else a head without
-    a hidden layer whose pooling does.
+    """Return ``head`` if the checkpoint contains its hidden layer, or if its pooling suits the model.
+
+    Otherwise return a head without a hidden layer and with a suitable pooling.
     """
     family, _ = published.family()
     suits = "last" if model.causal else "mean"
@@ -73,8 +75,9 @@ def _trained(published: PublishedCheckpoint, head: Pooled, architecture: Archite
 
 
 def head_tensors(published: PublishedCheckpoint, model: Transformer) -> dict[str, Tensor]:
-    """Read the tensors of the head of ``model`` by name, in fp32, that a checkpoint holds although it was saved with
-    another head (such as a pooler).
+    """Read the tensors of the head of ``model`` that a checkpoint contains, by name, in fp32.
+
+    A checkpoint saved with another head may contain a part of it, such as a pooler.
     """
     family, _ = published.family()
     cover = covering(model.spec, family.name)

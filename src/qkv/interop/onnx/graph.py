@@ -1,4 +1,4 @@
-"""Models as functions from tensors to tensors, with named inputs and outputs, which are traced for an ONNX file."""
+"""Models as functions from tensors to tensors with named inputs and outputs, to be traced for an ONNX file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ BATCH, LENGTH, TARGET_LENGTH = "batch", "length", "target_length"
 
 
 class TextPooling(NamedTuple):
-    """Pooling of a text embedding. poolings: names as in sentence-transformers; their results are concatenated.
-    normalise: scale to L2 norm 1.
+    """Pooling of a text embedding.
+
+    poolings: names as in sentence-transformers; their results are concatenated. normalise: whether the result is scaled
+    to L2 norm 1.
     """
 
     poolings: tuple[str, ...]
@@ -29,7 +31,7 @@ class TextPooling(NamedTuple):
 
 
 class TensorFunction(nn.Module):
-    """Function of tensors that is exported to an ONNX file. Inputs and axes of variable size have names.
+    """Function of tensors that is exported to an ONNX file. Inputs, and axes of variable size, have names.
 
     axes: input -> axis -> name of its size.   limits: name of a size -> its maximum.   output: name of the result.
     """
@@ -41,15 +43,17 @@ class TensorFunction(nn.Module):
         self.axes, self.limits = axes, limits
 
     def sample(self, sizes: dict[str, int], generator: torch.Generator) -> dict[str, Tensor]:
-        """Generate random inputs of these ``sizes``, in the order of ``axes``; rows after the first are padded on the
-        right.
+        """Generate random inputs of these ``sizes``, in the order of ``axes``.
+
+        Rows after the first are padded on the right.
         """
         raise NotImplementedError
 
 
 class TextFunction(TensorFunction):
-    """Function from ids (B, N) and ``attention_mask`` (B, N), 1 at tokens and 0 at padding on the right, to the outputs
-    of the head or, with ``pooled``, to embeddings (B, D · poolings).
+    """Function from ids (B, N) and ``attention_mask`` (B, N) to outputs of the head or, with ``pooled``, to embeddings.
+
+    The mask is 1 at tokens and 0 at padding, which is on the right. Embeddings: (B, D · poolings).
     """
 
     def __init__(self, model: Transformer, pooled: TextPooling | None):
@@ -102,9 +106,7 @@ class PairFunction(TensorFunction):
 
 
 class ValuesFunction(TensorFunction):
-    """Function from values of a front end with a fixed number of positions, such as pixels (B, C, H, W), to the model's
-    outputs.
-    """
+    """Function from values of a front end with a fixed number of positions, such as pixels (B, C, H, W), to outputs."""
 
     def __init__(self, model: Transformer):
         self.name = "pixel_values" if model.frontend.part.kind == "patches" else "values"
@@ -120,8 +122,9 @@ class ValuesFunction(TensorFunction):
 
 
 class Alone(nn.Module):
-    """One branch of a model as a module, x (B, N, D) -> (B, N, D) for rows of ``lengths`` (B). It is traced alone to
-    find the branch that cannot be traced.
+    """One branch of a model as a module, x (B, N, D) -> (B, N, D) for rows of ``lengths`` (B).
+
+    Branches are traced alone to identify the one that cannot be traced.
     """
 
     def __init__(self, branch: Branch):
@@ -134,26 +137,27 @@ class Alone(nn.Module):
 
 
 def graph_of(model: Transformer, pooled: TextPooling | None = None) -> TensorFunction:
-    """Return the function to trace for ``model``. Raises ``UserError`` for inputs that are not tensors of one shape."""
+    """Return the function to trace for ``model``. Raises ``UserError`` if its input is not tensors of one shape."""
     frontend = model.spec.frontend
     if model.encoder is not None:
         readers = (frontend, model.encoder.frontend.part)
         if pooled is not None or not all(part.reads_tokens for part in readers):
-            raise UserError("an encoder–decoder is exported to ONNX only if it reads and writes text, for its logits")
+            raise UserError("an encoder–decoder can be exported to ONNX only if it reads and writes text")
         return PairFunction(model)
     if frontend.reads_tokens and not frontend.inputs_read:
         return TextFunction(model, pooled)
     if frontend.num_positions is None:
         raise UserError(
-            f"model.frontend: the input of {frontend.kind!r} is more than values of one size, which an ONNX file "
-            "cannot take; models of text and of images, videos and series of one size can be exported"
+            f"model.frontend: the input of {frontend.kind!r} is not one tensor of one size, which an ONNX file "
+            "requires; models of text and of images, videos and series of one size can be exported"
         )
     return ValuesFunction(model)
 
 
 def _ragged(rows: int, length: int) -> Tensor:
-    """Return a mask (rows, length), 1 at tokens: the first row is full, each later one shorter by two, at least one
-    token.
+    """Return a mask (rows, length), 1 at tokens.
+
+    The first row is full, and each later row has two tokens less, but at least one.
     """
     lengths = torch.tensor([max(1, length - 2 * row) for row in range(rows)])
     return (torch.arange(length) < lengths[:, None]).long()

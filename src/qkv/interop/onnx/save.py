@@ -1,4 +1,4 @@
-"""Export of a model as an ONNX file with symbolic sizes, which is compared with the model in onnxruntime."""
+"""Export of a model as an ONNX file with symbolic sizes, which onnxruntime then compares with the model."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from qkv.tokenizers.tokenizer import Tokenizer
 
 FILE, LABELS = "model.onnx", "labels.json"
 TRACED = {BATCH: 3, LENGTH: 7, TARGET_LENGTH: 5}
-"""Sizes at which a model is traced. None is 0 or 1, because the tracer treats these sizes as constants."""
+"""Sizes at which a model is traced. None of them is 0 or 1, because the tracer treats these sizes as constants."""
 COMPARED = ({BATCH: 1, LENGTH: 5, TARGET_LENGTH: 2}, {BATCH: 4, LENGTH: 11, TARGET_LENGTH: 6})
-"""Sizes at which the outputs of the file are compared with the model's."""
+"""Sizes at which the outputs of the file and of the model are compared."""
 
 
 def save_onnx(model: Transformer, folder: Path, pooled: TextPooling | None = None) -> str:
     """Write ``model`` to ``model.onnx`` in ``folder`` and compare both; return a sentence on its inputs and outputs.
 
-    The inputs of a model of text are ids and mask (B, N) for any B and N, those of other models are values (B, …) for
-    any B. ``pooled``: output embeddings instead of the outputs of the head. Every operation is written as its reference
-    equation in ONNX operators. Raises ``UserError`` for a model that cannot be traced for all sizes, or whose file
-    gives other outputs.
+    The inputs of a model of text are ids and mask (B, N) for any B and N; the input of other models is values (B, …)
+    for any B. ``pooled``: output embeddings instead of the outputs of the head. Every operation is written as its
+    reference equation in ONNX operators. Raises ``UserError`` for a model that cannot be traced for all sizes, or whose
+    file computes other outputs.
     """
     missing = next((name for name in ("onnx", "onnxscript", "onnxruntime") if not importlib.util.find_spec(name)), None)
     if missing is not None:
@@ -64,11 +64,12 @@ def save_onnx(model: Transformer, folder: Path, pooled: TextPooling | None = Non
 
 
 def pooled_as(settings: EmbeddingSettings) -> TextPooling:
-    """Convert the pooling settings of a sentence-transformers folder. Raises ``UserError`` if it leaves out the tokens
-    of the prompt.
+    """Convert the pooling settings of a sentence-transformers folder.
+
+    Raises ``UserError`` if the pooling excludes the tokens of the prompt.
     """
     if not settings.pools_prompt:
-        raise UserError("this model pools without the tokens of its prompt, whose number an ONNX file does not know")
+        raise UserError("this model does not pool the prompt's tokens, whose number is no input of an ONNX file")
     return TextPooling(settings.poolings, settings.normalise)
 
 
@@ -82,7 +83,7 @@ def save_beside(
 ) -> None:
     """Write the files that a program needs beside ``model.onnx``: tokenizer, image processor settings, class names.
 
-    labels.json holds the class names in the order of the logits, and the temperature by which the logits are divided
+    labels.json contains the class names in the order of the logits, and the temperature that logits are divided by
     before a softmax.
     """
     if tokenizer is not None:
@@ -105,7 +106,7 @@ def _fitting(graph: TensorFunction, sizes: dict[str, int]) -> dict[str, int]:
 
 
 def _traced(graph: TensorFunction, model: Transformer) -> torch.export.ExportedProgram:
-    """Trace ``graph`` with symbolic sizes. Raises ``UserError``, which names the branch that cannot be traced."""
+    """Trace ``graph`` with symbolic sizes. Raises ``UserError`` that names the branch that cannot be traced."""
     sizes = _fitting(graph, TRACED)
     symbols = {name: torch.export.Dim(name, max=graph.limits.get(name)) for name in _names(graph) if sizes[name] > 1}
     axes = tuple(
@@ -116,19 +117,19 @@ def _traced(graph: TensorFunction, model: Transformer) -> torch.export.ExportedP
         return torch.export.export(graph, tuple(inputs.values()), dynamic_shapes=axes, strict=False)
     except UserError:
         raise
-    except Exception as error:  # whatever the tracer raises, of many types
+    except Exception as error:  # the tracer raises errors of many types
         raise UserError(_reason(model, error)) from None
 
 
 def _write(program: torch.export.ExportedProgram, graph: TensorFunction, file: Path) -> None:
-    """Write ``program`` in operators of ONNX. Raises ``UserError`` if one of its operators has no counterpart there."""
+    """Write ``program`` as ONNX operators. Raises ``UserError`` if one of its operators has no ONNX counterpart."""
     try:
         found = torch.onnx.export(program, input_names=list(graph.axes), output_names=[graph.output], verbose=False)
     except torch.onnx.OnnxExporterError as error:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        raise UserError(f"the model has no ONNX form: {_first_line(cause)}") from None
+        raise UserError(f"the model cannot be written as ONNX operators: {_first_line(cause)}") from None
     assert found is not None
     found.save(file)
 
@@ -141,7 +142,7 @@ def _session(file: Path) -> Any:
     options.log_severity_level = 3
     try:
         return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # each cause has its own exception type, without a common base
+    except Exception as error:  # each cause has a different exception type, without a common base
         raise UserError(f"onnxruntime cannot run the model: {_first_line(error)}") from None
 
 
@@ -150,8 +151,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def _reason(model: Transformer, error: Exception) -> str:
-    """Return an error message that names the first branch that cannot be traced by itself, else the tracer's first
-    line.
+    """Return an error message that names the first branch that cannot be traced alone.
+
+    If there is none, return the first line of the tracer's message.
     """
     tried = set[BranchSpec]()
     for branch in model.every_branch:
@@ -160,10 +162,10 @@ def _reason(model: Transformer, error: Exception) -> str:
         tried.add(branch.spec)
         if not _is_traceable(Alone(branch), branch.width):
             return (
-                f"model.{branch.name}: {branch.spec.kind!r} has no ONNX form for rows of any length, as its steps are "
-                "counted from the positions or depend on their values; --format hf writes a folder for transformers"
+                f"model.{branch.name}: {branch.spec.kind!r} has no ONNX form for rows of any length, because its steps "
+                "depend on the number of positions or on values; --format hf writes a folder for transformers"
             )
-    return f"the model has no ONNX form for rows of any length: {_first_line(error)}"
+    return f"the model cannot be exported to ONNX for rows of any length: {_first_line(error)}"
 
 
 def _is_traceable(branch: nn.Module, width: int) -> bool:
@@ -175,14 +177,15 @@ def _is_traceable(branch: nn.Module, width: int) -> bool:
             dynamic_shapes={"x": {0: rows, 1: length}, "lengths": {0: rows}},
             strict=False,
         )
-    except Exception:  # whatever the tracer raises, of many types
+    except Exception:  # the tracer raises errors of many types
         return False
     return True
 
 
 def _difference(graph: TensorFunction, session: Any) -> float:
-    """Return the largest difference of the file's outputs from the model's at the sizes ``COMPARED``, at unpadded
-    positions, relative to the largest output.
+    """Return the largest difference between outputs of the file and the model at the sizes ``COMPARED``.
+
+    The difference is at unpadded positions, and relative to the largest output.
     """
     worst = 0.0
     for seed, sizes in enumerate(COMPARED):
@@ -204,7 +207,7 @@ def _relative(own: Tensor, answer: np.ndarray, mask: Tensor | None) -> float:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Return a context manager that silences the notes of the exporter on its own operators."""
+    """Context manager: silence the exporter's notes on its operators."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.fx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

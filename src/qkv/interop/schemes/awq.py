@@ -17,7 +17,7 @@ from qkv.interop.mapping.narrow import NarrowWeights
 from qkv.interop.schemes.scheme import Parts, Scheme, matrix_of, refuse, register, unpack_words
 
 _PLACES = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
-"""Place in a word of each of its eight outputs."""
+"""Index in a word at which each of its eight outputs is stored."""
 
 
 def _check(settings: Config) -> None:

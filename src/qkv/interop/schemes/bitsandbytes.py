@@ -1,7 +1,8 @@
 """bitsandbytes: int8 with a scale per row (Dettmers et al. 2022), and 4 bits by a table of 16 levels (2023).
 
-8 bits: w = q · SCB / 127. 4 bits: w = level[q] · absmax of its block; two weights of a row in a byte, the first in its
-upper half. ``absmax`` may be quantised itself, with a table of 256 levels, a factor per block of it and an offset.
+8 bits: w = q · SCB / 127. 4 bits: w = level[q] · absmax of its block; a byte holds two weights of a row, the first in
+its upper half. ``absmax`` may be quantised, too, by a table of 256 levels, a factor per block of numbers, and an
+offset.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _OTHERS = ("weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.
 
 
 def _state(parts: Mapping[str, Tensor]) -> Any:
-    """Read the settings of a matrix in 4 bits, JSON as bytes."""
+    """Read the settings of a 4-bit matrix, which are stored as the bytes of a JSON text."""
     return json.loads(next(parts[name] for name in _STATES if name in parts).numpy().tobytes())
 
 

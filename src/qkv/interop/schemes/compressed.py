@@ -53,7 +53,7 @@ def _read(parts: Parts, settings: Config) -> NarrowWeights | Tensor:
         return matrix_of(_less(q.to(torch.int16), parts.get("weight_zero_point")), scale)
     bits, (outer, inner) = _bits(settings), parts["weight_shape"].tolist()
     q, zero = unpack_words(parts["weight_packed"], bits)[:, :inner], parts.get("weight_zero_point")
-    if zero is not None and zero.dtype == torch.int32:  # z is packed like q, with the same offset
+    if zero is not None and zero.dtype == torch.int32:  # z has the same packing and offset as q
         zero = unpack_words(zero.t(), bits).t()[:outer]
     else:
         q = q - (1 << bits - 1)
@@ -62,7 +62,7 @@ def _read(parts: Parts, settings: Config) -> NarrowWeights | Tensor:
 
 
 def _less(q: Tensor, zero: Tensor | None, group: Tensor | None = None) -> Tensor:
-    """Subtract the zero point of each group; group: as for ``matrix_of``."""
+    """Subtract the zero point of each group from q; group: as in ``matrix_of``."""
     if zero is None:
         return q
     index = torch.arange(q.shape[1]) // (q.shape[1] // zero.shape[1]) if group is None else group.long()

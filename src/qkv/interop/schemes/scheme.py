@@ -1,7 +1,7 @@
-"""Schemes of quantised weights in published folders: several tensors of a module stand for one matrix.
+"""Schemes of quantised weights in published folders, in which several tensors of a module represent one matrix.
 
-A scheme is named by ``quantization_config.quant_method`` of a config. Its matrices are read as numbers with scales
-where they have this form, so that they can stay narrow (``qkv.interop.mapping.narrow``), and else as fp32.
+``quantization_config.quant_method`` of a config names the scheme. A matrix is read as numbers with scales if it has
+this form, so that it can be kept in 8 or 4 bits (``qkv.interop.mapping.narrow``), and else in fp32.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qkv.spec.register import Register
 from qkv.system.errors import UserError
 
 KEYS = ("quantization_config", "compression_config")
-"""Keys of a config under which a scheme has its settings."""
+"""Config keys that contain the settings of a scheme."""
 
 Parts = Mapping[str, Tensor]
 
@@ -30,10 +30,10 @@ Parts = Mapping[str, Tensor]
 class Scheme:
     """Scheme of quantised weights.
 
-    method: ``quant_method`` in configs. key: ending of the tensor's name that every quantised module has.
-    beside: endings of which a module has at least one besides; others: of tensors that it may have. check: raises
-    ``UserError`` for settings that are not supported. shape: (O, I) from the stored parts of a module, by ending.
-    read: the matrix from its parts and the settings: narrow if it has that form, else in fp32.
+    method: ``quant_method`` in configs. key: suffix of a tensor name that every quantised module has. beside: suffixes
+    of which every module has at least one, too; others: suffixes of optional tensors. check: raises ``UserError`` for
+    unsupported settings. shape: returns (O, I) from the stored parts of a module, by suffix. read: returns the matrix
+    from its parts and the settings, as ``NarrowWeights`` if it has that form, else in fp32.
     """
 
     method: str
@@ -49,7 +49,7 @@ SCHEMES: Register[str, Scheme] = Register("qkv.interop.schemes")
 
 
 def register(scheme: Scheme) -> Scheme:
-    """Add a scheme to the register, under its method."""
+    """Add a scheme to the register, by its method."""
     SCHEMES[scheme.method] = scheme
     return scheme
 
@@ -84,7 +84,7 @@ class QuantizedTensor(NamedTuple):
         out.copy_(self.read())
 
     def narrow(self) -> NarrowWeights | None:
-        """Read the matrix in 8 or 4 bits; None if its rows are no multiple of 32 long."""
+        """Read the matrix in 8 or 4 bits; return None if its row length is not a multiple of 32."""
         found = self._read()
         if isinstance(found, NarrowWeights):
             return found
@@ -95,7 +95,7 @@ class QuantizedTensor(NamedTuple):
 
 
 def settings_of(values: Mapping[str, Any], source: str) -> Config | None:
-    """Return the settings of the scheme that a config names, or None. Raises ``UserError`` for an unknown scheme."""
+    """Return the settings of the scheme that a config names, if any. Raises ``UserError`` for an unknown scheme."""
     key = next((key for key in KEYS if isinstance(values.get(key), Mapping)), None)
     if key is None:
         return None
@@ -106,7 +106,7 @@ def settings_of(values: Mapping[str, Any], source: str) -> Config | None:
 
 
 def with_matrices(stored: Mapping[str, Stored], settings: Config) -> dict[str, Stored]:
-    """Replace the tensors of each quantised module by its matrix, named ``….weight``. Raises ``UserError``."""
+    """Replace the tensors of each quantised module by one matrix, named ``….weight``. Raises ``UserError``."""
     scheme = SCHEMES[settings.word("quant_method")]
     scheme.check(settings)
     found, used = dict[str, Stored](), set[str]()
@@ -128,10 +128,10 @@ def unpack_words(words: Tensor, bits: int) -> Tensor:
 
 
 def matrix_of(numbers: Tensor, scale: Tensor, group: Tensor | None = None) -> NarrowWeights | Tensor:
-    """Build w = scale · number from numbers (O, I) and scales (O, G): narrow if the form allows, else in fp32.
+    """Build w = scale · number from numbers (O, I) and scales (O, G), as ``NarrowWeights`` if possible, else in fp32.
 
-    group: index of each input's scale (I); None: I / G inputs after one another share a scale. 4 bits hold numbers from
-    -8 to 7, 8 bits those of int8, in groups of a multiple of 32 weights in this order.
+    group: index of each input's scale (I); None: consecutive runs of I / G inputs share a scale. 4 bits hold numbers
+    from -8 to 7, 8 bits numbers of int8; groups must be such runs, of a multiple of 32 weights.
     """
     size = numbers.shape[1] // scale.shape[1]
     in_order = torch.arange(numbers.shape[1]) // size
@@ -144,5 +144,5 @@ def matrix_of(numbers: Tensor, scale: Tensor, group: Tensor | None = None) -> Na
 
 
 def refuse(settings: Config, key: str, value: object, allowed: str) -> None:
-    """Raise ``UserError`` for a setting of a scheme that qkv does not read."""
-    raise UserError(f"{settings.source}: {key} is {value!r}, which qkv does not read; it reads {allowed}")
+    """Raise ``UserError`` for an unsupported setting of a scheme."""
+    raise UserError(f"{settings.source}: {key} is {value!r}, which qkv does not support; allowed: {allowed}")

@@ -1,4 +1,4 @@
-"""Names of activations in published configs -> activations of qkv."""
+"""Names of activations in published configs, and the corresponding activations of qkv."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Common parts of encoder–decoders with the names of BART (Lewis et al. 2019): blocks with biases and LayerNorm, and a
-norm of embeddings or at the end of a stack. The decoder may be published alone.
+"""Common parts of encoder–decoders with the tensor names of BART (Lewis et al. 2019).
+
+Blocks have biases and LayerNorm; there is a norm of the embeddings, or one at the end of each stack. The decoder may be
+published alone.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _SOURCE, _TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tok
 
 
 class Tables(NamedTuple):
-    """Numbers of rows of the token tables of source and target, and whether they are one table."""
+    """Number of rows of the source and the target token table, and whether both are one table."""
 
     source: int
     target: int
@@ -37,9 +39,10 @@ _SHARED = "share_encoder_decoder_embeddings"
 
 
 def one_table(config: Config) -> Tables:
-    """Read the token tables of a family in which source and target have one table, as in every published model.
+    """Read the token tables of a family in which source and target share a table, as in every published model.
 
-    Newer versions of transformers give an untied model three tables; files that hold those of both stacks are read so.
+    Newer versions of transformers give a model with an untied head three tables. If a file contains the encoder's table
+    beside it, source and target do not share one.
     """
     count, tied = config.size("vocab_size", 50265), config.flag("tie_word_embeddings", True)
     return Tables(count, count, config.flag(_SHARED, tied or not config.beside(_SOURCE)))
@@ -53,12 +56,13 @@ def vocabulary(spec: Model) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class BartLike:
-    """Structure that a family fixes for all of its models.
+    """Structure that is the same in all models of a family.
 
-    order: order of the blocks.   last: norm that ends a stack.   norm: norm of the embeddings; if ``norm_first``, the
-    decoder adds positions after it, and does not scale embeddings.
+    order: order of the blocks.   last: norm at the end of a stack.   norm: norm of the embeddings. If ``norm_first``,
+    the decoder adds positions after that norm, and does not scale embeddings.
 
-    tables and keys: token tables of a config, and their keys of a spec.
+    tables: function from a config to its token tables; keys: function from a spec to the config keys of its token
+    tables.
     """
 
     order: Literal["pre", "post"]
@@ -70,8 +74,9 @@ class BartLike:
     keys: Callable[[Model], dict[str, Any]] = vocabulary
 
     def spec(self, config: Config, head: Head) -> Model:
-        """Build the spec of a config: D = d_model; encoder and decoder have separate numbers of layers, heads and
-        feed-forward features.
+        """Build the spec of a config: D = d_model.
+
+        Encoder and decoder have separate numbers of layers, heads and feed-forward features.
         """
         positions, tables = self.positions(config), self.tables(config)
         dropout, length = config.number("dropout", 0.1), config.size("max_position_embeddings", 1024)
@@ -110,7 +115,7 @@ class BartLike:
         return Block(branches=branches, order=self.order, norm=LayerNorm(), dropout=config.number("dropout", 0.1))
 
     def config(self, spec: Model) -> dict[str, Any] | None:
-        """Return config.json keys for ``spec``; None if its structure is another one. Callers read them back."""
+        """Return config.json keys for ``spec``; None if its structure differs. Callers read them back."""
         match spec.layers[:1], (spec.encoder or spec).frontend:
             case (Block(branches=(Attention() as read, *_, FeedForward() as think)) as block,), Text() as text:
                 pass
@@ -138,7 +143,7 @@ class BartLike:
 
 
 def _source_keys(spec: Model) -> dict[str, Any] | None:
-    """Return the config keys of the encoder, or those of a decoder alone; None for an encoder of another structure."""
+    """Return the config keys of the encoder, or those of a decoder alone; None if the encoder's structure differs."""
     if spec.encoder is None:
         return {"is_decoder": True, "is_encoder_decoder": False}
     match spec.encoder.layers[:1]:
@@ -155,13 +160,14 @@ def _source_keys(spec: Model) -> dict[str, Any] | None:
 
 
 def _decodes_alone(config: Config) -> bool:
-    """True if the config names a causal language model: the decoder without branches that read an encoder."""
+    """Return True if the config names a causal language model: the decoder without branches that read an encoder."""
     return str(next(iter(config.items("architectures")), "")).endswith("ForCausalLM")
 
 
 def _branches(config: Config, stack: str, reads: bool) -> tuple[Branch, ...]:
-    """Build the branches of a block of ``stack``, "encoder" or "decoder": self-attention, cross-attention if it reads
-    an encoder, and feed-forward.
+    """Build the branches of a block of ``stack``, "encoder" or "decoder".
+
+    These are self-attention, cross-attention if the stack reads an encoder, and feed-forward.
     """
     sizes = {
         "num_heads": config.size(f"{stack}_attention_heads", 16),
@@ -176,22 +182,25 @@ def _branches(config: Config, stack: str, reads: bool) -> tuple[Branch, ...]:
 
 
 def learned(offset: int) -> Callable[[Config], Positions]:
-    """Return a function that gives learned positions, whose first row has the index ``offset``."""
+    """Return a function that builds learned positions, whose first row has the index ``offset``."""
     return lambda config: Learned(offset=offset)
 
 
 def halves(config: Config) -> Positions:
-    """Return the positions of Marian and Pegasus: all sines, then all cosines."""
+    """Return the positions of Marian and Pegasus: sinusoids, all sines before all cosines."""
     return Sinusoidal(halves=True)
 
 
 def after_padding(config: Config) -> Positions:
-    """Return fairseq's positions: sines, then cosines, to 1 / base, counted from the id of the padding token + 1."""
+    """Return fairseq's positions: sinusoids, all sines first, with frequencies down to 1 / base.
+
+    The first position is the id of the padding token + 1.
+    """
     return Sinusoidal(halves=True, closed=True, offset=config.integer("pad_token_id", 1) + 1)
 
 
 def padding_key(spec: Model) -> dict[str, Any]:
-    """Return the id of the padding token, which gives the first position; the inverse of ``after_padding``."""
+    """Return the id of the padding token, which determines the first position; inverse of ``after_padding``."""
     match spec.frontend:
         case Text(positions=Sinusoidal(offset=offset)) if offset:
             return {**vocabulary(spec), "pad_token_id": offset - 1}
@@ -200,8 +209,10 @@ def padding_key(spec: Model) -> dict[str, Any]:
 
 
 def stack_names(ours: str, theirs: str, last: str) -> tuple[NameRule, ...]:
-    """Return the table of tensor names of one stack; ``ours`` and ``theirs``: its prefixes in qkv and in files;
-    ``last``: index of the feed-forward among a block's branches.
+    """Return the name table of one stack.
+
+    ``ours`` and ``theirs``: prefixes of the stack in qkv and in files; ``last``: index of the feed-forward among a
+    block's branches.
     """
     slot, layer = f"{ours}blocks.{{layer}}.branches.", f"{theirs}.layers.{{layer}}."
     attention = f"{layer}self_attn."
@@ -244,8 +255,9 @@ NAMES = (
 
 
 def copies(spec: Model) -> dict[str, str]:
-    """Return further names under which the shared token table is written -> its first name: newer versions of
-    transformers read three tables of an untied model.
+    """Return further names under which the shared token table is written -> its first name.
+
+    Newer versions of transformers read three tables for a model with an untied head.
     """
     apart = _shares(spec) and isinstance(spec.head, LanguageModelHead) and not spec.head.tied
     return dict.fromkeys((_SOURCE, _TARGET), TABLE) if apart else {}
@@ -255,23 +267,24 @@ ZEROS = {"final_logits_bias": "only a zero bias, as in every published model of 
 
 
 def writing() -> Architecture:
-    """Build the architecture of a decoder that reads an encoder: a language model whose bias is 0."""
+    """Build the architecture of an encoder–decoder: a language model whose bias of the logits is 0."""
     plain = language_model(tied=True)
     return Architecture(plain.head, plain.config, plain.names, zeros=ZEROS)
 
 
-_UNREAD = {"model.decoder.layers.{layer}.encoder_attn*": "of branches that read an encoder, which the model lacks"}
+_UNREAD = {"model.decoder.layers.{layer}.encoder_attn*": "part of cross-attention, which the model lacks"}
 
 
 def alone() -> Architecture:
-    """Build the architecture of the decoder alone, a causal language model; its files hold cross-attention too."""
+    """Build the architecture of the decoder alone, a causal language model; its files contain cross-attention, too."""
     plain = language_model(tied=True)
     return Architecture(plain.head, plain.config, plain.names, kept=written_back(_UNREAD))
 
 
 def _classes(config: Config) -> Head:
-    """Build the classification head W dropout(tanh(W_h x + b_h)) + b on the decoder's last vector x, which is at eos:
-    the decoder input is the source shifted by one token.
+    """Build the classification head W dropout(tanh(W_h x + b_h)) + b, where x is the decoder's last vector, at eos.
+
+    The decoder input is the source shifted by one token.
     """
     return pooled_head(
         config, pooling="last", hidden=config.size("d_model", 1024), dropout=config.number("classifier_dropout", 0.0)
@@ -328,13 +341,13 @@ IGNORED_CONFIG = {
     **dict.fromkeys(_WRITING, "settings of generation and of tasks"),
     **dict.fromkeys(("decoder_start_token_id", "forced_bos_token_id"), "read as start of the output"),
     **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), "layer dropout in training, which qkv does not use"),
-    **dict.fromkeys(("_num_labels", "is_decoder", *_EARLY), "given by other keys, or fixed by the family"),
+    **dict.fromkeys(("_num_labels", "is_decoder", *_EARLY), "defined by other keys, or fixed by the family"),
     **dict.fromkeys(_OF_ENCODER, "part of an encoder, which this architecture lacks"),
     "tokenizer_class": "given by the tokenizer",
 }
 _IGNORED = {
-    TABLE: "unused where encoder and decoder have tables of their own",
-    **{f"model.{stack}.version": "weight tying flags; the head defines it" for stack in ("encoder", "decoder")},
+    TABLE: "unused if encoder and decoder have separate tables",
+    **{f"model.{stack}.version": "flag of weight tying, which the head defines" for stack in ("encoder", "decoder")},
 }
 _COMPUTED = {
     f"model.{stack}.embed_positions.{name}": "computed from the config"
@@ -351,7 +364,7 @@ def family(
     defaults: Mapping[str, Any],
     **fields: Any,
 ) -> Family:
-    """Build a family of BART's structure. ``defaults``: values of missing keys, where they differ from BART's."""
+    """Build a family of BART's structure. ``defaults``: values of missing keys that differ from BART's."""
     computed = {} if form.positions(Config({"pad_token_id": 1})).limit(1) else _COMPUTED
     usual: dict[str, Any] = {
         "spec": form.spec,

@@ -1,4 +1,4 @@
-"""Mixtures of experts in published configs: their fields, which layers have them, and their tensor names."""
+"""Mixtures of experts in published configs: config keys, layers that have experts, and tensor names."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ IGNORED_CONFIG: Reasons = {
     **dict.fromkeys(
         ("router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha", "seq_aux"), "training of the router"
     ),
-    "output_router_logits": "format of a call's outputs",
+    "output_router_logits": "output format of a call",
     **dict.fromkeys(
-        ("num_nextn_predict_layers", "num_mtp_layers"), "number of heads for further tokens, which are not loaded"
+        ("num_nextn_predict_layers", "num_mtp_layers"), "number of multi-token prediction heads, which are not loaded"
     ),
 }
 
 
 class SparseLayers(NamedTuple):
-    """Layers of a config that have experts: ``read`` returns for each layer whether it has them, and ``write`` returns
-    the keys of such a list.
+    """Layers of a config that have experts.
+
+    ``read`` returns a list of one bool per layer, True for experts; ``write`` returns the config keys of such a list.
     """
 
     read: Callable[[Config], list[bool]]
@@ -56,7 +57,7 @@ EVERY = SparseLayers(lambda config: [True] * config.layers("num_hidden_layers"),
 
 
 def after_first(key: str = "first_k_dense_replace") -> SparseLayers:
-    """Return the places of a family whose first layers have no experts; ``key``: their number."""
+    """Return the layers of a family whose first layers have no experts; ``key``: config key of their number."""
     return SparseLayers(
         lambda config: _from(config, config.integer(key)), lambda sparse: {key: [*sparse, True].index(True)}
     )
@@ -79,7 +80,7 @@ def _step_keys(sparse: Sequence[bool]) -> dict[str, Any]:
 
 
 BY_STEP = SparseLayers(_by_step, _step_keys)
-"""Experts in every layer whose number ``decoder_sparse_step`` divides, without those in ``mlp_only_layers``."""
+"""Experts in each layer whose number, from 1, ``decoder_sparse_step`` divides, except ``mlp_only_layers``."""
 
 
 def _by_kind(config: Config) -> list[bool]:
@@ -95,13 +96,14 @@ def _by_kind(config: Config) -> list[bool]:
 
 
 BY_KIND = SparseLayers(_by_kind, lambda sparse: {"mlp_layer_types": [SPARSE if one else DENSE for one in sparse]})
-"""Experts where ``mlp_layer_types`` says "sparse"; without it, after the first layers."""
+"""Experts where ``mlp_layer_types`` is "sparse"; without that key, after the first ``first_k_dense_replace`` layers."""
 
 
 @dataclass(frozen=True)
 class ExpertKeys:
-    """Mixture of experts of a family: ``keys``: field of the part -> config key. ``fixed``: values of other fields.
-    ``places``: layers that have it.
+    """Mixture of experts of a family.
+
+    ``keys``: field of the spec -> config key. ``fixed``: values of other fields. ``places``: layers that have experts.
     """
 
     keys: Mapping[str, str]
@@ -109,7 +111,7 @@ class ExpertKeys:
     places: SparseLayers = EVERY
 
     def spec(self, config: Config, model: Model) -> Model:
-        """Return ``model`` with experts in place of the feed-forward networks of the layers that have them."""
+        """Return ``model`` with experts instead of the feed-forward network in the layers that have experts."""
         part, sparse = self.part(config), self.places.read(config)
         blocks = [
             block.changed(branches=(*block.branches[:1], part)) if one else block
@@ -125,8 +127,9 @@ class ExpertKeys:
         return MixtureOfExperts(**{**activation, **fields, **self.fixed})
 
     def config(self, spec: Model, rest: Callable[[Model], dict[str, Any] | None]) -> dict[str, Any] | None:
-        """Return the config keys of ``spec``; None if its layers differ in their experts. ``rest``: function that
-        returns the keys of the model with a feed-forward network in place of all experts.
+        """Return the config keys of ``spec``; None if its layers have different experts.
+
+        ``rest``: function that returns the config keys of the model with a feed-forward network instead of experts.
         """
         several = [_experts(block) for block in spec.layers]
         first = next((part for part in several if part is not None), None)
@@ -166,8 +169,10 @@ def names(
     bias: str = "gate.e_score_correction_bias",
     shared: str = "shared_experts",
 ) -> tuple[NameRule, ...]:
-    """Return the table of tensor names of experts. ``place``: published name of the branch; ``parts``: names of gate,
-    up and down in an expert; ``router``, ``bias`` (of the choice), ``shared``: names of these parts.
+    """Return the name table of experts.
+
+    ``place``: published name of the branch; ``parts``: names of gate, up and down in an expert; ``router``, ``bias``
+    (of the router's choice), ``shared``: published names of these parts.
     """
     expert, beside = f"{place}.experts.{{expert}}.", f"{place}.{shared}."
     gate, up, down = parts
@@ -183,4 +188,4 @@ def names(
 
 
 MLP = "model.layers.{layer}.mlp"
-"""Published name of the second branch of a layer."""
+"""Published prefix of a layer's second branch."""

@@ -1,6 +1,4 @@
-"""Common parts of Llama-like families: pre-norm blocks of rotary attention and gated feed-forward, RMSNorm, few
-biases.
-"""
+"""Common parts of Llama-like families: pre-norm, RMSNorm, rotary attention, gated feed-forward, few biases."""
 
 from __future__ import annotations
 
@@ -49,14 +47,14 @@ INTERLEAVED = NameRule(
     (_ATTENTION + "q_proj.*", _ATTENTION + "k_proj.*", _ATTENTION + "v_proj.*"),
     lambda spec: interleaved_rope(_rotated(spec)),
 )
-"""Row for queries and keys in which the two features of a RoPE pair are adjacent; it comes before ``NAMES``."""
+"""Row of a name table for queries and keys whose RoPE pairs are adjacent features; it precedes ``NAMES``."""
 GATE_UP = NameRule("blocks.{layer}.branches.1.body.gate_up.*", _FEED_FORWARD + "gate_up_proj.*")
-"""Row for gate and up in one tensor; it comes before ``NAMES``."""
+"""Row of a name table for gate and up in one tensor; it precedes ``NAMES``."""
 OUTPUT_NORMS = (
     NameRule("blocks.{layer}.branches.0.norm.*", "model.layers.{layer}.post_attention_layernorm.*"),
     NameRule("blocks.{layer}.branches.1.norm.*", "model.layers.{layer}.post_feedforward_layernorm.*"),
 )
-"""Rows for norms of the branches' outputs (order ``res_post``); they come before ``NAMES``."""
+"""Rows of a name table for norms of the branches' outputs (order ``res_post``); they precede ``NAMES``."""
 IGNORED = {"model.layers.{layer}.self_attn.rotary_emb.inv_freq": "computed from the config"}
 
 
@@ -70,9 +68,7 @@ def _rotated(spec: Model) -> int | None:
 
 
 def attention_of(config: Config, **chosen: Any) -> Attention:
-    """Build the attention spec of a config: heads, widths, dropout and RoPE; ``chosen``: fields that depend on the
-    family.
-    """
+    """Build the attention spec of a config: heads, widths, dropout, RoPE. ``chosen``: fields that the family sets."""
     heads = config.size("num_attention_heads")
     head_dim = config.size("head_dim") if config.has("head_dim") else None
     dropout = config.number("attention_dropout", 0.0)
@@ -91,8 +87,10 @@ def model_of(
     part: type[FeedForward] | type[GatedFeedForward] = GatedFeedForward,
     hidden: str = "intermediate_size",
 ) -> Model:
-    """Build the spec of a Llama-like model from a config; ``attentions``: mixer of each layer; ``norm``: default that
-    of ``norm_of``; ``part``: kind of the feed-forward; ``hidden``: key of its features.
+    """Build the spec of a Llama-like model from a config.
+
+    ``attentions``: mixer of each layer; ``norm``: default ``norm_of(config)``; ``part``: class of the feed-forward;
+    ``hidden``: config key of its number of hidden features.
     """
     norm = norm or norm_of(config)
     activation = config.word("hidden_act", "silu", INWARD)
@@ -120,9 +118,9 @@ def windowed(size: int) -> Mask:
 
 
 def masks_of(config: Config) -> list[Mask]:
-    """Return the attention mask of each layer, for configs with a sliding window in some layers only.
+    """Return the attention mask of each layer, for configs in which only some layers have a sliding window.
 
-    ``layer_types`` gives the kind of each layer. Without that key, all layers from index ``max_window_layers`` on have
+    ``layer_types`` lists the kind of each layer. Without that key, all layers from index ``max_window_layers`` on have
     a window if ``use_sliding_window`` is true.
     """
     layers, kinds = config.layers("num_hidden_layers"), config.items("layer_types")
@@ -159,8 +157,10 @@ def window_of(branch: Branch) -> int | None:
 
 
 def kinds_of(config: Config, kind: Callable[[int], str]) -> list[str]:
-    """Return the kind of each layer from ``layer_types``: sliding window or full attention. ``kind``: default kind of
-    the layer with an index. Raises ``UserError`` for other kinds, or another number of layers.
+    """Return the kind of each layer from ``layer_types``: sliding window or full attention.
+
+    ``kind``: function from a layer's index to its default kind. Raises ``UserError`` for other kinds, or another number
+    of layers.
     """
     layers, kinds = config.layers("num_hidden_layers"), config.items("layer_types")
     kinds = kinds or [kind(i) for i in range(layers)]
@@ -173,18 +173,19 @@ def kinds_of(config: Config, kind: Callable[[int], str]) -> list[str]:
 
 
 def mask_of(config: Config, kind: str) -> Mask:
-    """Return the attention mask of a layer of that kind."""
+    """Return the attention mask of a layer of the given kind."""
     return windowed(config.integer("sliding_window")) if kind == SLIDING else Causal()
 
 
 def with_blocks(model: Model, **fields: Any) -> Model:
-    """Return the model with these fields in all its blocks."""
+    """Return the model with these values of fields in all its blocks."""
     return model.changed(blocks=tuple(block.changed(**fields) for block in model.blocks))
 
 
 def with_rope(spec: Model) -> tuple[Model, list[bool]]:
-    """Return (the model with RoPE in every layer, which layers have it already), for configs of layers without
-    positions.
+    """Return (the model with RoPE in every layer, list of which layers had RoPE before).
+
+    For conversion to configs of models in which some layers have no positions.
     """
     turned = [_turns(block.branches[0]) for block in spec.layers]
     ropes = [block for block, one in zip(spec.layers, turned, strict=True) if one]
@@ -205,8 +206,9 @@ def _with_relative(block: Block, relative: Rope) -> Block:
 
 
 def rope_keys(spec: Model, partial: bool = False) -> dict[str, Any] | None:
-    """Return the config keys of the first layer's RoPE; None if it has none, or one that configs cannot express.
-    ``partial``: as for ``rope_config``.
+    """Return the config keys of the first layer's RoPE; None if it has none, or if configs cannot express it.
+
+    ``partial``: as in ``rope_config``.
     """
     match spec.layers[:1]:
         case (Block(branches=(Attention(relative=Rope() as rope), *_)),):
@@ -216,17 +218,16 @@ def rope_keys(spec: Model, partial: bool = False) -> dict[str, Any] | None:
 
 
 LayerKeys = Callable[[Attention, GatedFeedForward | FeedForward], dict[str, Any]]
-"""Function that returns further config keys of a layer, from its branches."""
+"""Function from the branches of a layer to further config keys."""
 
 
 def config_of(
     spec: Model, more: LayerKeys = lambda attention, feed_forward: {}, rope: bool = True
 ) -> dict[str, Any] | None:
-    """Return config.json keys of ``spec`` that all Llama-like families share, and the keys that ``more`` returns for a
-    layer.
+    """Return the config.json keys of ``spec`` that all Llama-like families have, and those that ``more`` returns.
 
-    None if a layer has another structure, or if layers differ in a key. ``rope`` False: layers may differ in RoPE; the
-    family adds its keys.
+    None if a layer has another structure, or if layers differ in a key. ``rope`` False: layers may differ in RoPE,
+    whose keys the family adds.
     """
     frontend, layers = spec.frontend, [_layer_keys(block, spec.width, more, rope) for block in spec.layers]
     shared = next(iter(layers), None)

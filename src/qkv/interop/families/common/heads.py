@@ -1,4 +1,4 @@
-"""Heads common to many families: conversion from config and back."""
+"""Heads that many families have: conversion from config and back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qkv.system.errors import UserError, nearest
 HEAD_KEYS: Reasons = dict.fromkeys(
     ("tie_word_embeddings", "classifier_dropout"), "part of a head that this architecture lacks"
 )
-"""Config keys of heads that may be ignored in every family, with the reason."""
+"""Config keys of heads that every family may ignore, with the reason."""
 Reader = Callable[[Config], Head]
 Writer = Callable[[Head], dict[str, Any] | None]
 Fields = Callable[[Config], dict[str, Any]]
@@ -27,8 +27,10 @@ Fields = Callable[[Config], dict[str, Any]]
 
 
 class HeadKeys(NamedTuple):
-    """Config keys that heads read: the model's width, the dropout before the last layer, and that of the body, which
-    counts without the former.
+    """Config keys that heads read.
+
+    width: width of the model; dropout: rate before the head's last layer; body_dropout: rate of the body, which is used
+    if ``dropout`` is missing.
     """
 
     width: str = "hidden_size"
@@ -44,15 +46,17 @@ BERT_KEYS = HeadKeys()
 
 
 def language_model(tied: bool, ours: str = "head.weight", theirs: str = "lm_head.weight") -> Architecture:
-    """Build an architecture with a language model head, logits = x W^T. ``tied``: default of ``tie_word_embeddings``;
-    ``ours`` and ``theirs``: tensor names.
+    """Build an architecture with a language model head, logits = x W^T.
+
+    ``tied``: default of ``tie_word_embeddings``; ``ours`` and ``theirs``: tensor names in qkv and in files.
     """
     return Architecture(_language_model(tied), _tie, (NameRule(ours, theirs),))
 
 
 def scaled_language_model(tied: bool, key: str, default: float, divides: bool = False) -> Architecture:
-    """Build an architecture with the head logits = c x W^T. ``key``: config key of the factor c, or of the divisor 1/c
-    if it ``divides``.
+    """Build an architecture with the head logits = c x W^T.
+
+    ``key``: config key of the factor c or, with ``divides``, of the divisor 1/c.
     """
 
     def read(config: Config) -> Head:
@@ -71,8 +75,9 @@ def scaled_language_model(tied: bool, key: str, default: float, divides: bool = 
 
 
 def capped_language_model(tied: bool, default: float | None) -> Architecture:
-    """Build a language model architecture with a soft cap of the logits, ``final_logit_softcapping``; ``default``: cap
-    if the key is missing.
+    """Build a language model architecture with a soft cap of the logits, ``final_logit_softcapping``.
+
+    ``default``: cap if the key is missing.
     """
 
     def read(config: Config) -> Head:
@@ -89,8 +94,9 @@ def capped_language_model(tied: bool, default: float | None) -> Architecture:
 
 
 def biased(layer: str, bias: str | None = None) -> Architecture:
-    """Build an architecture with a language model head with a bias, logits = x W^T + b. ``layer``: published name of
-    the layer; ``bias``: further name of b, from which it is read.
+    """Build an architecture with a language model head with bias, logits = x W^T + b.
+
+    ``layer``: published name of the layer; ``bias``: another published name of b, which is read instead.
     """
 
     def write(head: Head) -> dict[str, Any] | None:
@@ -109,19 +115,20 @@ def biased(layer: str, bias: str | None = None) -> Architecture:
 
 
 def body(theirs: str, ignored: Reasons | None = None, kept: Reasons | None = None) -> Architecture:
-    """Build an architecture without a head, whose output is vectors; here it gets a tied head. ``theirs``: published
-    name of the token table.
+    """Build an architecture without a head, whose outputs are vectors; qkv's model has a tied language-model head.
 
-    ``kept``: unused tensors of its files, such as a pooler, that an export writes back unchanged.
+    ``theirs``: published name of the token table. ``kept``: unused tensors of its files, such as a pooler, that an
+    export writes back unchanged.
     """
     rows, reasons = (NameRule("head.weight", theirs),), written_back(kept or {})
     return Architecture(lambda config: LanguageModelHead(), _no_head, rows, ignored or {}, reasons, bare=True)
 
 
 def vectors(kept: Reasons | None = None) -> Architecture:
-    """Build an architecture without a head on a body without tokens, or with narrower embeddings: its outputs are the
-    final vectors. ``kept``:
-    unused tensors of its files that an export writes back unchanged.
+    """Build an architecture without a head, whose outputs are the final vectors.
+
+    For a body without tokens, or with embeddings narrower than the model. ``kept``: unused tensors of its files that an
+    export writes back unchanged.
     """
     return Architecture(
         lambda config: VectorsHead(),
@@ -132,13 +139,14 @@ def vectors(kept: Reasons | None = None) -> Architecture:
 
 
 def written_back(kept: Reasons) -> Reasons:
-    """Return the reasons for ignoring tensors, extended by the note that an export writes them back."""
+    """Return the reasons for ignoring tensors, with the note that an export writes the tensors back."""
     return {name: f"{reason}; written back by an export" for name, reason in kept.items()}
 
 
 def pooler(prefix: str) -> Reasons:
-    """Return the tensors of the pooler (dense layer on the first position) with the reason for ignoring them, for
-    architectures that do not use it. ``prefix``: of the body's names.
+    """Return the tensors of the pooler (dense layer on the first position) with the reason for ignoring them.
+
+    For architectures that do not use the pooler. ``prefix``: prefix of the body's tensor names.
     """
     return {f"{prefix}pooler.dense.*": "part of the pooler, which this architecture does not use"}
 
@@ -158,20 +166,20 @@ def _tie(head: Head) -> dict[str, Any] | None:
 
 
 def transform(config: Config) -> dict[str, Any]:
-    """Return the fields of BERT's dense layer before the logits: φ is ``hidden_act``, and a norm follows."""
+    """Return the fields of BERT's dense layer before the logits: φ is ``hidden_act``, followed by a norm."""
     return {**gelu_transform(config), "transform": config.word("hidden_act", "gelu", INWARD)}
 
 
 def gelu_transform(config: Config) -> dict[str, Any]:
-    """Return the fields of RoBERTa's dense layer before the logits: φ is GELU, and a norm follows."""
+    """Return the fields of RoBERTa's dense layer before the logits: φ is GELU, followed by a norm."""
     return {"transform": "gelu", "norm": LayerNorm(eps=config.number("layer_norm_eps", 1e-12))}
 
 
 def masked(names: Mapping[str, str], fields: Fields = transform, ignored: Reasons | None = None) -> Architecture:
-    """Build an architecture with a masked language model head: logits = norm(φ(x W_t + b_t)) W^T + b. ``names``: own
-    name -> published name; ``fields``: function from the config to the head's fields.
+    """Build an architecture with a masked language model head: logits = norm(φ(x W_t + b_t)) W^T + b.
 
-    If W is not the token table, b is stored as W's bias; its usual name exists too but is ignored.
+    ``names``: name in qkv -> published name; ``fields``: function from the config to fields of the head. If W is not
+    the token table, b is stored as W's bias; its usual name exists too but is ignored.
     """
     rows = tuple(NameRule(*pair) for pair in names.items())
     both = names["head.weight"].removesuffix("weight") + "bias", names["head.bias"]
@@ -184,7 +192,7 @@ def masked(names: Mapping[str, str], fields: Fields = transform, ignored: Reason
 
 
 def masked_or_causal(masked_name: str, causal_name: str, words: Architecture) -> dict[str, Architecture]:
-    """Return the architectures of one head on a model that reads in both directions, and on one that is causal."""
+    """Return two architectures with the same head: of a bidirectional model, and of a causal model."""
     return {
         masked_name: replace(words, suits=lambda spec: not spec.causal),
         causal_name: replace(words, suits=lambda spec: spec.causal),
@@ -204,10 +212,10 @@ def classification(
     activation: Activation = "tanh",
     keys: HeadKeys = BERT_KEYS,
 ) -> Architecture:
-    """Build an architecture with the head W dropout(φ(W_h x_0 + b_h)) + b on the first position: regression if the
-    config has one class or says so, else classification.
+    """Build an architecture with the head W dropout(φ(W_h x_0 + b_h)) + b on the first position's vector x_0.
 
-    ``hidden`` and ``output``: published names of the two layers; φ: ``activation``.
+    It is regression if the config has one class or names that problem type, else classification. ``hidden`` and
+    ``output``: published names of the two layers; φ: ``activation``.
     """
 
     def read(config: Config) -> Head:
@@ -224,15 +232,16 @@ def classification(
 
 
 def pooled_head(config: Config, **fields: Any) -> Head:
-    """Build the head on one vector per text: classification for several classes, regression for one; ``fields``: the
-    head's fields. Raises ``UserError`` for other problem types.
+    """Build the head on one vector per text: classification for several classes, regression for one.
+
+    ``fields``: fields of the head. Raises ``UserError`` for other problem types.
     """
     count = label_count(config)
     known = {"regression": count == 1, "single_label_classification": count > 1}
     problem = config.word("problem_type", "regression" if count == 1 else "single_label_classification")
     if problem not in known:
         raise UserError(
-            f"{config.source}: problem_type is {problem!r}, which qkv does not know; {nearest(problem, known)}"
+            f"{config.source}: problem_type is {problem!r}, which qkv does not support; {nearest(problem, known)}"
         )
     if not known[problem]:
         sentence = "only regression with one label and classification with several labels are supported"
@@ -241,7 +250,7 @@ def pooled_head(config: Config, **fields: Any) -> Head:
 
 
 def problem_keys(head: ClassificationHead | RegressionHead) -> dict[str, Any]:
-    """Return the config keys for the kind of head and number of classes, the inverse of ``pooled_head``."""
+    """Return the config keys of the kind of head and the number of classes, the inverse of ``pooled_head``."""
     if isinstance(head, RegressionHead):
         return {**label_keys(1), "problem_type": "regression"}
     return {**label_keys(head.num_classes or 2), "problem_type": "single_label_classification"}
@@ -250,12 +259,12 @@ def problem_keys(head: ClassificationHead | RegressionHead) -> dict[str, Any]:
 def of_decoder(
     stem: str, tags: str | None = "score", question_answering: bool = True, classes: str = "score"
 ) -> dict[str, Architecture]:
-    """Build the architectures of a decoder family for tasks other than language modelling, by name, such as ``stem`` +
-    "ForSequenceClassification".
+    """Build the architectures of a decoder family for tasks other than language modelling, by name.
 
-    Classification or regression: W x on the last non-padding token, without bias. Token classification and question
-    answering as for encoders; ``tags``: published name of the tagging layer, or None. ``question_answering`` False: no
-    question answering head, or one with other names. ``classes``: published name of the classification layer.
+    A name is, for example, ``stem`` + "ForSequenceClassification". Classification or regression: W x on the last
+    non-padding token, without bias. Token classification and question answering as for encoders; ``tags``: published
+    name of the tagging layer, or None. ``question_answering`` False: no question answering head, or one with other
+    names. ``classes``: published name of the classification layer.
     """
     found = {
         f"{stem}ForSequenceClassification": Architecture(
@@ -280,8 +289,9 @@ def _last_classes(head: Head) -> dict[str, Any] | None:
 
 
 def tagging(output: str, ignored: Reasons | None = None, keys: HeadKeys | None = BERT_KEYS) -> Architecture:
-    """Build the architecture for token classification: W dropout(x_i) + b. ``output``: published name of the layer;
-    ``keys`` None: no dropout.
+    """Build the architecture for token classification: W dropout(x_i) + b.
+
+    ``output``: published name of the layer; ``keys`` None: no dropout.
     """
 
     def read(config: Config) -> Head:
@@ -296,8 +306,9 @@ def tagging(output: str, ignored: Reasons | None = None, keys: HeadKeys | None =
 
 
 def answering(output: str, ignored: Reasons | None = None, dropout: str = "") -> Architecture:
-    """Build the architecture for extractive question answering: start and end logits per position. ``output``:
-    published name of the layer; ``dropout``: config key of the dropout before it, if there is one.
+    """Build the architecture for extractive question answering: start and end logits per position.
+
+    ``output``: published name of the layer; ``dropout``: config key of the dropout before it, "" for no dropout.
     """
 
     def read(config: Config) -> Head:
@@ -312,8 +323,9 @@ def answering(output: str, ignored: Reasons | None = None, dropout: str = "") ->
 
 
 def span_head(config: Config, **fields: Any) -> Head:
-    """Build the head for extractive question answering; ``fields``: the head's fields. Raises ``UserError`` unless the
-    config has two labels.
+    """Build the head for extractive question answering; ``fields``: fields of the head.
+
+    Raises ``UserError`` if the config does not have two labels.
     """
     count = label_count(config) if config.says("id2label") or config.says("num_labels") else 2
     if count != 2:
@@ -322,7 +334,7 @@ def span_head(config: Config, **fields: Any) -> Head:
 
 
 def label_count(config: Config) -> int:
-    """Return the number of classes in a config: from their names, else ``num_labels``, else 2, as in transformers."""
+    """Return the number of classes in a config: of class names, else ``num_labels``, else 2, as in transformers."""
     named = len(config.table("id2label").values)
     return named or config.size("num_labels", 2)
 

@@ -1,4 +1,4 @@
-"""Common parts of decoders whose layers have mixers of different kinds."""
+"""Common parts of decoders whose layers have different kinds of mixers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from qkv.system.errors import UserError, nearest
 T = TypeVar("T")
 B = TypeVar("B", bound=Branch)
 OLDER = {"attention": "full_attention", "mamba": "linear_attention"}
-"""Older names of kinds of layers -> those in use now."""
+"""Older names of the kinds of layers -> current names."""
 
 
 def kinds_of(config: Config, default: Sequence[str], key: str = "layer_types") -> list[str]:
-    """Return the kind of each layer from the list under ``key``, in the names in use now; without it, ``default``.
+    """Return the kind of each layer from the list under ``key``, by current names; without that key, ``default``.
 
-    Raises ``UserError`` for a list of another length than the number of layers.
+    Raises ``UserError`` if the length of the list is not the number of layers.
     """
     kinds, layers = config.items(key) or list(default), config.layers("num_hidden_layers")
     if len(kinds) != layers:
@@ -33,7 +33,7 @@ def kinds_of(config: Config, default: Sequence[str], key: str = "layer_types") -
 
 
 def of_kinds(config: Config, kinds: Sequence[str], parts: Mapping[str, T], key: str = "layer_types") -> list[T]:
-    """Return the part of each layer by its kind. Raises ``UserError`` for a kind that is not among ``parts``."""
+    """Return the part of each layer by its kind. Raises ``UserError`` for a kind that ``parts`` does not have."""
     unknown = next((kind for kind in kinds if kind not in parts), None)
     if unknown is not None:
         raise UserError(f"{config.source}: {key} holds {unknown!r}; {nearest(unknown, parts)}")
@@ -41,12 +41,12 @@ def of_kinds(config: Config, kinds: Sequence[str], parts: Mapping[str, T], key: 
 
 
 def first_mixer(spec: Model, kind: type[B]) -> B | None:
-    """Return the first mixer of a class in the blocks of ``spec``; None if there is none."""
+    """Return the first mixer of the class ``kind`` in the blocks of ``spec``; None if there is none."""
     return next((block.branches[0] for block in spec.layers if isinstance(block.branches[0], kind)), None)
 
 
 def with_attention(spec: Model) -> Model:
-    """Return ``spec`` with the first attention in place of every other mixer, so that all layers are alike."""
+    """Return ``spec`` with the first attention instead of every other mixer, so that all layers are alike."""
     attention = first_mixer(spec, Attention) or Attention(num_heads=1, bias=False, relative=Rope())
     return spec.changed(blocks=tuple(_replaced(block, attention) for block in spec.layers), num_layers=None)
 
@@ -59,7 +59,7 @@ def _replaced(block: Block, attention: Attention) -> Block:
 def config_of(
     spec: Model, more: gated.LayerKeys, kind_names: Callable[[Branch], str], rope: bool = True
 ) -> dict[str, Any] | None:
-    """Return the keys of ``gated.config_of`` and the kind of each layer; None if the other parts of layers differ."""
+    """Return the keys of ``gated.config_of`` and each layer's kind; None if layers differ in more than the mixer."""
     shared = gated.config_of(gated.with_rope(with_attention(spec))[0], more, rope)
     kinds = [kind_names(block.branches[0]) for block in spec.layers]
     return None if shared is None or not all(kinds) else {**shared, "layer_types": kinds}
@@ -69,7 +69,7 @@ _OURS, _THEIRS = "blocks.{layer}.branches.0.body.", "model.layers.{layer}.linear
 
 
 def delta_of(config: Config, eps: float, **fields: Any) -> GatedDelta:
-    """Build the spec of the gated delta rule from the keys of Qwen3-Next; ``fields``: those of a family."""
+    """Build the gated delta rule from the config keys of Qwen3-Next; ``fields``: fields that the family sets."""
     return GatedDelta(
         num_heads=config.size("linear_num_value_heads"),
         num_key_heads=config.size("linear_num_key_heads"),
@@ -104,4 +104,4 @@ DELTA_NAMES = (
     NameRule(_OURS + "scale", _THEIRS + "norm.weight", of="gated_delta"),
     NameRule(_OURS + "output.weight", _THEIRS + "out_proj.weight", of="gated_delta"),
 )
-"""Rows of the gated delta rule that Qwen3-Next and its successors share."""
+"""Rows of the name table for the gated delta rule that Qwen3-Next and its successors share."""

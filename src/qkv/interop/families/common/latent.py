@@ -1,5 +1,6 @@
-"""Multi-head latent attention in published configs (DeepSeek-V2, 2024): its fields and its tensor names, in which the
-two features of a RoPE pair are adjacent.
+"""Multi-head latent attention in published configs (DeepSeek-V2, 2024): config keys and tensor names.
+
+The two features of a RoPE pair are adjacent in the published tensors.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from qkv.system.errors import UserError
 
 _OURS, _THEIRS = "blocks.{layer}.branches.0.body.", "model.layers.{layer}.self_attn."
 _NORM = RMSNorm(eps=1e-6)
-"""Norm of the compressed vectors, whose epsilon the published code fixes."""
+"""Norm of the compressed vectors; the published code has this constant epsilon."""
 
 
 def attention_of(config: Config) -> LatentAttention:
-    """Build the attention spec of a config. ``q_lora_rank`` null: queries come straight from x. With a scaling of RoPE,
-    ``mscale_all_dim`` m multiplies the scores by (0.1 m ln(factor) + 1)².
+    """Build the attention spec of a config.
 
-    Raises ``UserError`` for biases and for shared key/value heads.
+    ``q_lora_rank`` null: queries are projected directly from x. With a scaling of RoPE, ``mscale_all_dim`` m multiplies
+    the scores by (0.1 m ln(factor) + 1)². Raises ``UserError`` for biases and for shared key/value heads.
     """
     config.fixed("attention_bias", False, "biases of attention's linear maps")
     heads = config.size("num_attention_heads")
@@ -63,7 +64,7 @@ def _temperature(share: float, scaling: RopeScaling | None) -> float:
 
 
 def model_of(config: Config, head: Head) -> Model:
-    """Build the spec of a model with latent attention and a gated network in every layer."""
+    """Build the spec of a model with latent attention and a gated feed-forward in every layer."""
     norm = RMSNorm(eps=config.number("rms_norm_eps", 1e-6))
     network = GatedFeedForward(
         hidden=config.size("intermediate_size"), activation=config.word("hidden_act", "silu", INWARD)
@@ -81,16 +82,18 @@ def model_of(config: Config, head: Head) -> Model:
 
 
 def interleaved_model_of(config: Config, head: Head) -> Model:
-    """Build the spec as ``model_of``, for families that read ``rope_interleave``. Raises ``UserError`` if it is false,
-    which would mean that the features of a RoPE pair are not adjacent.
+    """Build the spec as ``model_of``, for families that have the key ``rope_interleave``.
+
+    Raises ``UserError`` if it is false, which means that the features of a RoPE pair are not adjacent.
     """
     config.fixed("rope_interleave", True, "which features are the pairs of RoPE")
     return model_of(config, head)
 
 
 def config_of(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys of ``spec``, the inverse of ``model_of``; None if its structure is another one. Callers
-    read them back to verify.
+    """Return config.json keys of ``spec``, the inverse of ``model_of``; None if its structure differs.
+
+    Callers read them back to verify.
     """
     match spec.layers[:1], spec.frontend:
         case (
@@ -140,13 +143,13 @@ def _rope_keys(attention: LatentAttention) -> dict[str, Any] | None:
     share = (attention.temperature**-0.5 - 1) / (0.1 * math.log(_factor(scaling)))
     share = shortest(share, lambda number: _temperature(number, scaling) == attention.temperature)
     table = {**keys["rope_scaling"], "mscale_all_dim": share}
-    if isinstance(scaling, YarnScaling) and scaling.magnitude == 1.0:  # as published, for libraries that read it so
+    if isinstance(scaling, YarnScaling) and scaling.magnitude == 1.0:  # as published; some libraries require it
         table["mscale"] = share
     return {**keys, "rope_scaling": table}
 
 
 def _turned(spec: Model, before: int) -> Way:
-    """Return the conversion of rows whose rotated features follow ``before`` others."""
+    """Return the conversion of rows in which ``before`` features of a head precede the rotated ones."""
     return Inverse(RotaryPairs(_first(spec).dims(spec.width)[1], before))
 
 
@@ -177,4 +180,4 @@ NAMES = (
     NameRule(_OURS + "down_norm.weight", _THEIRS + "kv_a_layernorm.weight"),
     NameRule(_OURS + "up.weight", _THEIRS + "kv_b_proj.weight", INTERLEAVED),
 )
-"""Table of tensor names of latent attention; those of Llama-like families follow."""
+"""Name table of latent attention; the names of Llama-like families come after it."""

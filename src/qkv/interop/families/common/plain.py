@@ -1,4 +1,4 @@
-"""Common parts of decoders with LayerNorm and a feed-forward without gate, whose config keys have various names."""
+"""Common parts of decoders with LayerNorm and a feed-forward without gate, whose config keys have different names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qkv.spec.parts import LayerNorm, NoNorm, Positions
 
 @dataclass(frozen=True)
 class PlainKeys:
-    """Names of a family's config keys, for both directions; ``eps`` None: 1e-5 without a key."""
+    """Names of a family's config keys, for conversion in both directions; ``eps`` None: ε is 1e-5 and has no key."""
 
     width: str
     layers: str
@@ -31,12 +31,12 @@ class PlainKeys:
     initial: str = "initializer_range"
 
     def attention(self, config: Config, **chosen: Any) -> Attention:
-        """Build the attention spec of a config; ``chosen``: fields that depend on the family."""
+        """Build the attention spec of a config; ``chosen``: fields that the family sets."""
         heads, dropout = config.size(self.heads), config.number(self.attention_dropout, 0.0)
         return Attention(num_heads=heads, dropout=dropout, **chosen)
 
     def norm(self, config: Config) -> LayerNorm:
-        """Build the norm of a config, which is that of all branches and of the end."""
+        """Build the norm spec of a config, for all branches and the final norm."""
         return LayerNorm(eps=config.number(self.eps, 1e-5)) if self.eps else LayerNorm()
 
     def model(
@@ -49,8 +49,10 @@ class PlainKeys:
         bias: bool = True,
         scale: bool = False,
     ) -> Model:
-        """Build the spec of a config; ``attentions``: attention of each layer; ``bias``: of the feed-forward;
-        ``scale``: of token vectors. Post-norm stacks end without a norm.
+        """Build the spec of a config.
+
+        ``attentions``: attention of each layer; ``bias``: whether feed-forwards have biases; ``scale``: whether
+        embeddings are scaled. Post-norm stacks end without a norm.
         """
         norm, dropout = self.norm(config), config.number(self.dropout, 0.0)
         width = config.size(self.width)
@@ -107,4 +109,4 @@ GPT2_KEYS = PlainKeys(
     "attn_pdrop",
     eps="layer_norm_epsilon",
 )
-"""Keys of GPT-2's config, which other families took over."""
+"""Config keys of GPT-2, which other families also use."""

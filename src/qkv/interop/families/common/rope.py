@@ -1,5 +1,6 @@
-"""RoPE settings of published configs: ``rope_parameters``, or the older ``rope_theta`` with ``rope_scaling``;
-conversion in both directions.
+"""RoPE settings of published configs, conversion in both directions.
+
+They are in ``rope_parameters``, or in the older ``rope_theta`` and ``rope_scaling``.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ FRACTION = "partial_rotary_factor"
 _REFUSED = {
     **dict.fromkeys(("short_factor", "long_factor"), "the frequencies of LongRoPE"),
 }
-"""Keys of RoPE that the published library reads for some kind and qkv does not support, with what they change."""
+"""RoPE keys that the published library reads and qkv does not support, with what they change."""
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
-"""Keys of RoPE that change nothing in text, where the positions of all axes are equal (M-RoPE)."""
+"""RoPE keys without effect on text, where all axes have the same position (M-RoPE)."""
 
 
 def rope_of(config: Config, fraction: float | None = None) -> Rope:
     """Build the RoPE spec from a config's RoPE keys. Raises ``UserError`` for an unknown scaling.
 
     ``fraction``: default fraction of a head that is rotated. None: the family rotates whole heads, and a
-    ``partial_rotary_factor`` other than 1 is refused, since libraries interpret it differently.
+    ``partial_rotary_factor`` other than 1 is refused, because libraries interpret it differently.
     """
     base, part = config.number("rope_theta", BASE), config.number(FRACTION, 1.0 if fraction is None else fraction)
     table = table_of(config)
@@ -46,14 +47,15 @@ def rope_of(config: Config, fraction: float | None = None) -> Rope:
 
 
 def table_of(config: Config) -> Config:
-    """Return the table of RoPE's settings: ``rope_scaling`` if it has any, else ``rope_parameters``."""
+    """Return the table with the settings of RoPE: ``rope_scaling`` if it is not empty, else ``rope_parameters``."""
     older, newer = config.table("rope_scaling"), config.table("rope_parameters")
     return older if older.values else newer
 
 
 def layer_ropes(config: Config, bases: Mapping[str, float], scaled: str) -> dict[str, Rope]:
-    """Return the RoPE of each kind of layer, from a table per kind in ``rope_parameters``. ``bases``: base of each kind
-    without a table; ``scaled``: kind to which the older ``rope_scaling`` applies.
+    """Return the RoPE of each kind of layer, from one table per kind in ``rope_parameters``.
+
+    ``bases``: base of each kind without a table; ``scaled``: kind to which the older ``rope_scaling`` applies.
     """
     tables, length = config.table("rope_parameters"), config.integer("max_position_embeddings", 131072)
     older = {scaled: config.table("rope_scaling").values}
@@ -101,20 +103,20 @@ def _yarn(table: Config, config: Config) -> RopeScaling:
 
 
 def _magnitude(table: Config, factor: float) -> float:
-    """Return YaRN's scale of queries and keys: ``attention_factor``, else by ``mscale`` and ``mscale_all_dim``."""
+    """Return YaRN's scale of queries and keys: ``attention_factor``, else from ``mscale`` and ``mscale_all_dim``."""
     above, below = (table.number(key, 0.0) for key in ("mscale", "mscale_all_dim"))
     both = yarn_scale(factor, above) / yarn_scale(factor, below) if above and below else yarn_scale(factor)
     return table.number("attention_factor", both)
 
 
 def yarn_scale(factor: float, share: float = 1.0) -> float:
-    """Compute YaRN's scale 0.1 · share · ln(factor) + 1 of a context ``factor`` times as long (Peng et al. 2023)."""
+    """Compute YaRN's scale 0.1 · share · ln(factor) + 1 for a context ``factor`` times as long (Peng et al. 2023)."""
     return 0.1 * share * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def _dynamic(table: Config, config: Config) -> RopeScaling:
     if table.has("alpha"):
-        raise UserError(f"{table.source}: alpha is given, which qkv does not know beside 'dynamic' in this family")
+        raise UserError(f"{table.source}: alpha is set, which qkv does not support with 'dynamic' in this family")
     return DynamicScaling(factor=table.number("factor"), original_length=config.integer("max_position_embeddings"))
 
 
@@ -148,7 +150,7 @@ SCALINGS: dict[str, Callable[[Config, Config], RopeScaling | None]] = {
 
 
 def rope_table(rope: Rope) -> dict[str, Any] | None:
-    """Return a RoPE as a table of ``rope_parameters``; None if configs cannot express it."""
+    """Return a RoPE as a ``rope_parameters`` table; None if configs cannot express it."""
     turned = rope_config(rope)
     if turned is None:
         return None
@@ -156,10 +158,10 @@ def rope_table(rope: Rope) -> dict[str, Any] | None:
 
 
 def rope_config(rope: Rope, partial: bool = False) -> dict[str, Any] | None:
-    """Return the config keys of a RoPE, in the older form that every version reads; None if configs cannot express it.
+    """Return the config keys of a RoPE, in the older form that every version of the library reads.
 
-    ``partial``: the caller writes the fraction under its family's key. Otherwise a fraction has no key that all
-    libraries support.
+    None if configs cannot express it. ``partial``: the caller writes the rotated fraction under its family's key; no
+    key for the fraction is supported by all libraries.
     """
     if rope.fraction != 1.0 and not partial:
         return None
@@ -188,8 +190,9 @@ def rope_config(rope: Rope, partial: bool = False) -> dict[str, Any] | None:
 
 
 def partial_rope_config(spec: Model, keys: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return ``keys`` with those of the RoPE of the first block and its fraction of a head; None if there are none, or
-    if configs cannot express it.
+    """Return ``keys`` with the keys of the first block's RoPE and its rotated fraction of a head.
+
+    None if ``keys`` is None, if there is no RoPE, or if configs cannot express it.
     """
     match spec.layers[:1], keys:
         case (Block(branches=(Attention(relative=Rope() as rope), *_)),), dict():

@@ -1,4 +1,4 @@
-"""Structure and numbers of a spec, compared with published families."""
+"""Structure and numbers of a spec, for the comparison with published families."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from qkv.spec.model import Block, Frontend, Stack
 
 
 def shape_of(spec: Stack) -> tuple[Block | None, Frontend]:
-    """Return (first block or None, front end) of a spec, by which a family is recognised. Callers verify the other
-    blocks by converting the config back.
+    """Return (first block or None, front end) of a spec, by which callers recognise a family.
+
+    Callers verify the other blocks by converting the config back.
     """
     return spec.layers[0] if spec.layers else None, spec.frontend
 

@@ -1,4 +1,4 @@
-"""Common parts of families with Mamba-2, whose config keys have various names."""
+"""Common parts of families with Mamba-2, whose config keys have different names."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from qkv.spec.mixers.matrix_state import Mamba2
 from qkv.system.errors import UserError
 
 INFINITY = {"__float__": "Infinity"}
-"""Infinity, as the published library writes it in JSON."""
+"""Infinity as the published library writes it in JSON."""
 
 
 @dataclass(frozen=True)
 class StateSpaceKeys:
-    """Names of a family's config keys of Mamba-2, for both directions. ``expansion``: None if the family has only the
-    number and the features of heads; ``eps``: of the norm of the outputs.
+    """Names of a family's config keys of Mamba-2, for conversion in both directions.
+
+    ``expansion``: None if configs contain only the number and the width of heads; ``eps``: key of the output norm's
+    epsilon.
     """
 
     num_heads: str = "mamba_n_heads"
@@ -34,7 +36,7 @@ class StateSpaceKeys:
     eps: str = "rms_norm_eps"
 
     def read(self, config: Config, **fields: Any) -> Mamba2:
-        """Build the spec of a config; ``fields``: those that depend on the family."""
+        """Build the spec of a config; ``fields``: fields that the family sets."""
         config.word(self.activation, "silu", {"silu": "silu"})
         width, heads = config.size("hidden_size"), config.size(self.num_heads)
         inner = heads * self._head_dim(config, width, heads)
@@ -50,8 +52,9 @@ class StateSpaceKeys:
         )
 
     def _head_dim(self, config: Config, width: int, heads: int) -> int:
-        """Return the features of a head; "auto": those that ``expansion`` gives. Raises ``UserError`` if the two
-        disagree, as the published classes do.
+        """Return the features of a head; "auto": as computed from ``expansion``.
+
+        Raises ``UserError`` if both disagree, as the published classes do.
         """
         if self.expansion is None:
             return config.size(self.head_dim)
@@ -81,7 +84,7 @@ class StateSpaceKeys:
 
 
 def min_step_of(config: Config, key: str = "time_step_limit") -> float:
-    """Return the lower limit of the step. Raises ``UserError`` for an upper limit, which qkv does not have."""
+    """Return the lower limit of the step. Raises ``UserError`` for an upper limit, which qkv does not support."""
     limits = config.values.get(key) if config.has(key) else None
     match limits:
         case None:
@@ -89,16 +92,16 @@ def min_step_of(config: Config, key: str = "time_step_limit") -> float:
         case [int() | float() as low, high] if high == INFINITY or (isinstance(high, float) and math.isinf(high)):
             return float(low)
         case _:
-            raise UserError(f"{config.source}: {key} is {limits}; needs: an upper limit of the step of Mamba-2")
+            raise UserError(f"{config.source}: {key} is {limits}; qkv has no upper limit of Mamba-2's step")
 
 
 def step_limits(part: Mamba2) -> list[Any]:
-    """Return the limits of the step as configs hold them, the inverse of ``min_step_of``."""
+    """Return the limits of the step in the form of configs, the inverse of ``min_step_of``."""
     return [part.min_step, INFINITY]
 
 
 def mamba2_names(theirs: str) -> tuple[NameRule, ...]:
-    """Return the rows of Mamba-2 as the first branch of a block; ``theirs``: prefix of the published names."""
+    """Return the name-table rows of Mamba-2 as a block's first branch; ``theirs``: prefix of published names."""
     ours, kind = "blocks.{layer}.branches.0.body.", "mamba2"
     plain = {"step_bias": "dt_bias", "log_rate": "A_log", "skip": "D", "scale": "norm.weight"}
     return (

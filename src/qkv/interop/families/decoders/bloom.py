@@ -34,8 +34,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of BLOOM: D = hidden_size, n_layer blocks, n_head heads, 4 D feed-forward features; some files use
-    older key names.
+    """Build the spec of BLOOM: D = hidden_size, n_layer blocks, n_head heads, 4 D hidden features of the feed-forward.
+
+    Some files use older key names.
     """
     width = config.size(_said(config, "hidden_size", "n_embed"))
     if config.flag("slow_but_exact", False) and config.integer("pretraining_tp", 1) > 1:
@@ -60,9 +61,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _said(config: Config, name: str, older: str) -> str:
-    """Return the key name that the config uses, ``name`` or ``older``. Raises ``UserError`` if it has both with
-    different values.
-    """
+    """Return the key that the config has, ``name`` or ``older``. Raises ``UserError`` if both have different values."""
     config.asked |= {name, older}
     if config.says(older) and config.says(name):
         config.fixed(older, config.values[name], f"the value of {name}")

@@ -1,5 +1,6 @@
-"""Falcon (Almazrouei et al. 2023): parallel attention and feed-forward, few key/value heads, norms with biases, linear
-maps without.
+"""Falcon (Almazrouei et al. 2023): parallel attention and feed-forward, few key/value heads.
+
+Norms have biases, linear layers have none.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ NAMES = (
 def spec(config: Config, head: Head) -> Model:
     """Build the spec of Falcon: parallel attention and feed-forward.
 
-    With ``new_decoder_architecture`` (40B, 11B): grouped keys and values, one or two norms. Else (7B): one norm for
-    both branches.
+    With ``new_decoder_architecture`` (40B, 11B), there are grouped keys and values, and one or two norms. Without it
+    (7B), both branches share one norm.
     """
     width, heads = config.size("hidden_size", 4544), config.size("num_attention_heads", 71)
     config.fixed("apply_residual_connection_post_layernorm", False, "the residual")
@@ -78,16 +79,18 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _relative(config: Config) -> Relative:
-    """Build the position encoding: ALiBi as in Falcon-RW, or RoPE. Config files with ALiBi may contain RoPE
-    keys too.
+    """Build the position encoding: ALiBi as in Falcon-RW, or RoPE.
+
+    Configs with ALiBi may contain RoPE keys, too.
     """
     rope = rope_of(config)
     return ALIBI if config.flag("alibi", False) else rope
 
 
 def _kv_heads(config: Config, heads: int) -> int:
-    """Return the number of key/value heads: ``num_kv_heads`` of the newer architecture, ``multi_query`` of the older
-    one.
+    """Return the number of key/value heads.
+
+    The newer architecture has the key ``num_kv_heads``, the older one ``multi_query``.
     """
     given, single = config.size("num_kv_heads", heads), config.flag("multi_query", True)
     if config.flag("new_decoder_architecture", False):
@@ -96,7 +99,7 @@ def _kv_heads(config: Config, heads: int) -> int:
 
 
 def _order(config: Config, norm: LayerNorm) -> dict[str, Any]:
-    """Return the fields of a block: order of its branches, and one norm per branch if there are two."""
+    """Return the fields of a block for the order of its branches, with one norm per branch if there are two norms."""
     newer, parallel = config.flag("new_decoder_architecture", False), config.flag("parallel_attn", True)
     norms = config.integer("num_ln_in_parallel_attn", 2 if newer else 1)
     if norms not in ((1, 2) if newer else (1,)) or (newer and not parallel):

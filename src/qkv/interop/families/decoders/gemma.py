@@ -1,7 +1,7 @@
-"""Gemma 1, 2 and 3, text models (Gemma Team 2024, 2024, 2025): token vectors times √D, norms scaled by 1 + weight, wide
+"""Text models Gemma 1, 2 and 3 (Gemma Team 2024, 2024, 2025): embeddings times √D, norms with scale 1 + weight, wide
 heads.
 
-Gemma 2 adds norms after branches, soft caps of scores and logits, and a window in every other layer. Gemma 3 uses norms
+Gemma 2 adds norms after branches, soft caps of scores and logits, and a window in every other layer. Gemma 3 has norms
 of queries and keys instead of caps; its layers with a window have a different RoPE.
 """
 
@@ -36,14 +36,13 @@ SANDWICH_NAMES = (
     NameRule("blocks.{layer}.branches.1.norm_after.weight", "model.layers.{layer}.post_feedforward_layernorm.weight"),
     *gated.NAMES,
 )
-"""Table of tensor names of Gemma 2 and 3. The first matching row applies, so the row of the feed-forward's norm comes
-before Llama's row for that norm.
-"""
+"""Name table of Gemma 2 and 3. The first match applies, so the row of the feed-forward's norm precedes Llama's."""
 
 
 def spec_of_gemma(config: Config, head: Head) -> Model:
-    """Build the spec of Gemma 1: equal pre-norm blocks. ``hidden_act`` "gelu" means the tanh approximation, with which
-    the models were trained.
+    """Build the spec of Gemma 1: pre-norm blocks, all alike.
+
+    ``hidden_act`` "gelu" is read as the tanh approximation, with which the models were trained.
     """
     config.fixed(_BOTH_WAYS, False, "the attention mask")
     attention = _attention(config, num_heads=16, num_kv_heads=16).changed(relative=rope_of(config))
@@ -54,7 +53,7 @@ def spec_of_gemma(config: Config, head: Head) -> Model:
             f"{config.word('hidden_act', 'gelu_pytorch_tanh')!r}"
         )
         raise UserError(
-            f"{config.source}: {said}; versions of the published code read different ones, so they must agree"
+            f"{config.source}: {said}; versions of the published code read one or the other, so both must agree"
         )
     feed_forward = GatedFeedForward(hidden=config.size("intermediate_size", 24576), activation=activation, bias=False)
     blocks = [Block(branches=(attention, feed_forward), norm=_norm(config))] * config.layers("num_hidden_layers", 28)
@@ -62,8 +61,9 @@ def spec_of_gemma(config: Config, head: Head) -> Model:
 
 
 def spec_of_gemma2(config: Config, head: Head) -> Model:
-    """Build the spec of Gemma 2: sandwich blocks; by default (without ``layer_types``) every second block has full
-    attention, the others a sliding window.
+    """Build the spec of Gemma 2: sandwich blocks.
+
+    Without ``layer_types``, every second block has full attention, and the others have a sliding window.
     """
     config.fixed(_BOTH_WAYS, False, "the attention mask")
     rope, cap = rope_of(config), config.optional("attn_logit_softcapping", 50.0)
@@ -72,14 +72,16 @@ def spec_of_gemma2(config: Config, head: Head) -> Model:
 
 
 def spec_of_vaultgemma(config: Config, head: Head) -> Model:
-    """Build the spec of VaultGemma: that of Gemma 2, with pre-norm blocks."""
+    """Build the spec of VaultGemma: like Gemma 2, but with pre-norm blocks."""
     return gated.with_blocks(spec_of_gemma2(config, head), order="pre")
 
 
 def spec_of_gemma3(config: Config, head: Head) -> Model:
-    """Build the spec of Gemma 3: sandwich blocks; by default every sixth block has full attention, the others a sliding
-    window. With ``use_bidirectional_attention`` (EmbeddingGemma) positions see both sides, and ``sliding_window`` is
-    that of both sides.
+    """Build the spec of Gemma 3: sandwich blocks.
+
+    Without ``layer_types``, every sixth block has full attention, and the others have a sliding window. With
+    ``use_bidirectional_attention`` (EmbeddingGemma), attention is bidirectional, and ``sliding_window`` is the size of
+    the window to both sides together.
     """
     attention = _attention(config, num_heads=8, num_kv_heads=4, scaled=True).changed(qk_norm=_norm(config))
     bases = {FULL: config.number("rope_theta", 1e6), SLIDING: config.number("rope_local_base_freq", 1e4)}
@@ -94,14 +96,15 @@ def spec_of_gemma3(config: Config, head: Head) -> Model:
 
 
 def _masked(block: Block, mask: Mask) -> Block:
-    """Return the block with that mask of its first branch, attention."""
+    """Return the block with ``mask`` in its first branch, attention."""
     first, *others = block.branches
     return block.changed(branches=(first.changed(mask=mask), *others))
 
 
 def _attention(config: Config, num_heads: int, num_kv_heads: int, scaled: bool = False) -> Attention:
-    """Build an attention spec without RoPE and mask; the numbers of heads are defaults. ``scaled``: scale 1 /
-    √query_pre_attn_scalar instead of 1 / √Dk.
+    """Build an attention spec without RoPE and mask; the numbers of heads are defaults.
+
+    ``scaled``: scale the scores by 1 / √query_pre_attn_scalar instead of 1 / √Dk.
     """
     head_dim = config.size("head_dim", 256)
     scalar = config.number("query_pre_attn_scalar", 256) if scaled else head_dim
@@ -124,8 +127,9 @@ def _norm(config: Config) -> RMSNorm:
 def _layered(
     config: Config, head: Head, attention: Attention, ropes: Mapping[str, Rope], pattern: int, length: int
 ) -> Model:
-    """Build the spec of sandwich blocks of two kinds, full and sliding window, written as their shortest repeating
-    pattern. ``pattern``: as for ``_kinds``.
+    """Build the spec of sandwich blocks with full attention or a sliding window, as their shortest repeating pattern.
+
+    ``pattern``: as in ``_kinds``.
     """
     kinds, norm = _kinds(config, pattern), _norm(config)
     activation = config.word("hidden_activation", "gelu_pytorch_tanh", INWARD)
@@ -143,8 +147,9 @@ def _layered(
 
 
 def _kinds(config: Config, pattern: int) -> list[str]:
-    """Return the kind of each layer, full or sliding window, from ``layer_types``; default: all but every
-    ``pattern``-th are sliding.
+    """Return the kind of each layer, full or sliding window, from ``layer_types``.
+
+    Without that key, every ``pattern``-th layer is full, and all others are sliding.
     """
     layers, said = config.layers("num_hidden_layers", 26), config.items("layer_types")
     if pattern < 1:
@@ -195,7 +200,7 @@ def config_of_gemma3(spec: Model) -> dict[str, Any] | None:
 
 
 def _config_both_ways(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys of a Gemma 3 whose positions see both sides; None if it has another structure."""
+    """Return config.json keys of a bidirectional Gemma 3; None if ``spec`` has another structure."""
     masks = [block.branches[0].mask for block in spec.layers if isinstance(block.branches[0], Attention)]
     reaches = [mask.size for mask in masks if isinstance(mask, Window)]
     if len(masks) != len(spec.layers) or len({*reaches}) > 1:
@@ -229,14 +234,15 @@ def _config_of_gemma3(spec: Model) -> dict[str, Any] | None:
 
 
 def _config(spec: Model, activation: str, more: gated.LayerKeys, rope: bool = True) -> dict[str, Any] | None:
-    """Return ``config.json`` keys common to all three Gemma versions, or None; ``activation``: name of the activation's
-    key. ``more`` and ``rope``: as for ``gated.config_of``.
+    """Return the ``config.json`` keys that all three Gemma versions have, or None.
+
+    ``activation``: name of the activation's key; ``more`` and ``rope``: as in ``gated.config_of``.
     """
     found = gated.config_of(spec, more, rope)
     if found is None:
         return None
     name = found.pop("hidden_act")
-    # Two published names of the tanh approximation differ in rounding; Gemma uses the following.
+    # Two published names of the tanh approximation differ in rounding; Gemma's has this one.
     name = "gelu_pytorch_tanh" if name == OUTWARD["gelu_tanh"] else name
     return {**found, activation: name}
 
@@ -246,7 +252,7 @@ def _bias(attention: Attention, feed_forward: FeedForward | GatedFeedForward) ->
 
 
 def _scores(width: int) -> gated.LayerKeys:
-    """Return a function that gives the config keys of the scores of a layer in a model of ``width`` features."""
+    """Return a function that returns the config keys of a layer's scores, for a model of ``width`` features."""
 
     def keys(attention: Attention, feed_forward: FeedForward | GatedFeedForward) -> dict[str, Any]:
         scalar = attention.temperature**2 * attention.dims(width)[0]
@@ -262,7 +268,7 @@ def _scores(width: int) -> gated.LayerKeys:
 
 def _layers_config(spec: Model) -> dict[str, Any]:
     sizes = [size for block in spec.layers if (size := gated.window_of(block.branches[0]))]
-    # transformers builds a window mask even if no layer has one.
+    # transformers requires a window, even if no layer has one
     return {"layer_types": [_kind(block) for block in spec.layers], "sliding_window": sizes[0] if sizes else 4096}
 
 
@@ -285,8 +291,9 @@ def _gguf(
 
 
 def _scale_of(layers: int) -> Callable[[gguf.Values], int]:
-    """Return a function that gives llama.cpp's ``query_pre_attn_scalar``: the width of a head, or in a model of
-    ``layers`` layers D / H.
+    """Return a function that computes llama.cpp's ``query_pre_attn_scalar``.
+
+    This is the width of a head, or in a model of ``layers`` layers D / H.
     """
     return lambda values: (
         gguf.width_of_head(values) if values["num_hidden_layers"] == layers else values.get("head_dim", 256)

@@ -1,5 +1,6 @@
-"""GPT-2 (Radford et al. 2019): pre-norm blocks, learned positions, q, k and v in one matrix, matrices stored as (in,
-out).
+"""GPT-2 (Radford et al. 2019): pre-norm blocks, learned positions.
+
+q, k and v are in one matrix, and matrices are stored as (in, out).
 """
 
 from __future__ import annotations
@@ -35,9 +36,7 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of GPT-2: D = n_embd, n_layer blocks, n_head heads, n_inner feed-forward features (4 D by
-    default).
-    """
+    """Build the spec of GPT-2: D = n_embd, n_layer blocks, n_head heads, n_inner hidden features (4 D by default)."""
     width = config.size("n_embd", 768)
     norm = LayerNorm(eps=config.number("layer_norm_epsilon", 1e-5))
     config.fixed("add_cross_attention", False, "the branches of a block")
@@ -63,15 +62,17 @@ _SCALED, _BY_LAYER = "scale_attn_weights", "scale_attn_by_inverse_layer_idx"
 
 
 def _temperatures(config: Config, features: int) -> list[float]:
-    """Return the temperature of each layer: 1, or ``features``^-½, which leaves scores unscaled, if
-    ``scale_attn_weights`` is false; times the number of the layer, from 1, with ``scale_attn_by_inverse_layer_idx``.
+    """Return the temperature of each layer.
+
+    It is 1, or ``features``^-½ if ``scale_attn_weights`` is false, which leaves scores unscaled. With
+    ``scale_attn_by_inverse_layer_idx``, it is multiplied by the number of the layer, from 1.
     """
     first, by_layer = 1.0 if config.flag(_SCALED, True) else features**-0.5, config.flag(_BY_LAYER, False)
     return [first * (layer + 1 if by_layer else 1) for layer in range(config.layers("n_layer", 12))]
 
 
 def _scale_keys(spec: Model) -> dict[str, Any]:
-    """Return the config keys of the scale of scores, the inverse of ``_temperatures``; empty for the usual scale."""
+    """Return the config keys of the scale of scores, the inverse of ``_temperatures``; empty for the default scale."""
     attentions = [block.branches[0] for block in spec.layers]
     temperatures = [each.temperature for each in attentions if isinstance(each, Attention)]
     by_layer, scaled = len(temperatures) > 1 and temperatures[1] != temperatures[0], temperatures[0] == 1.0

@@ -15,8 +15,9 @@ from qkv.spec.model import Model
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of Llama: causal layers; ``attention_bias`` and ``mlp_bias`` add biases to all linear maps of
-    attention and feed-forward.
+    """Build the spec of Llama.
+
+    ``attention_bias`` and ``mlp_bias`` add biases to all linear layers of attention and feed-forward.
     """
     attention = gated.attention_of(config, bias=config.flag("attention_bias", False))
     layers = config.layers("num_hidden_layers")

@@ -1,4 +1,4 @@
-"""Mistral (Jiang et al. 2023): Llama's blocks without biases; an optional sliding window in every layer."""
+"""Mistral (Jiang et al. 2023): Llama's blocks without biases, with an optional sliding window in every layer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from qkv.spec.model import Model
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of Mistral: Llama's blocks with a sliding window in every layer; full causal attention if
-    ``sliding_window`` is null.
+    """Build the spec of Mistral: Llama's blocks with a sliding window in every layer.
+
+    If ``sliding_window`` is null, attention is causal without a window.
     """
     mask = gated.windowed(config.integer("sliding_window")) if config.has("sliding_window") else Causal()
     attention = gated.attention_of(config, mask=mask)

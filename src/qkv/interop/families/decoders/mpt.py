@@ -1,4 +1,4 @@
-"""MPT (MosaicML 2023): pre-norm blocks with ALiBi, without any biases, norms included."""
+"""MPT (MosaicML 2023): pre-norm blocks with ALiBi, without biases in linear layers and norms."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FIXED_IN_ATTENTION = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of MPT: D = d_model, n_layers blocks, n_heads heads, 4 D feed-forward features."""
+    """Build the spec of MPT: D = d_model, n_layers blocks, n_heads heads, 4 D hidden features of the feed-forward."""
     width, heads = config.size("d_model", 2048), config.size("n_heads", 16)
     for key, only, meaning in FIXED:
         config.fixed(key, only, meaning)
@@ -72,8 +72,9 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _attention(table: Config, heads: int, head_dim: float) -> Attention:
-    """Build the attention spec with temperature 1 / (s √Dk) for a ``softmax_scale`` s, rounded to twelve digits so that
-    conversion back gives s.
+    """Build the attention spec with temperature 1 / (s √Dk) for a ``softmax_scale`` s.
+
+    The temperature is rounded to twelve digits, so that conversion back gives s.
     """
     for key, only, meaning in FIXED_IN_ATTENTION:
         table.fixed(key, only, meaning)

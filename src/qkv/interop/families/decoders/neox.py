@@ -1,5 +1,5 @@
-"""GPT-NeoX (Black et al. 2022) and Pythia (Biderman et al. 2023): parallel attention and feed-forward, each with its
-own norm.
+"""GPT-NeoX (Black et al. 2022) and Pythia (Biderman et al. 2023): parallel attention and feed-forward with two
+norms.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of GPT-NeoX: by default RoPE applies to a quarter of each head; without ``use_parallel_residual``
-    blocks are sequential pre-norm.
+    """Build the spec of GPT-NeoX: by default, RoPE rotates a quarter of each head.
+
+    Without ``use_parallel_residual``, blocks are sequential and pre-norm.
     """
     norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-5))
     dropout = config.number("hidden_dropout", 0.0)
@@ -66,14 +67,15 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _rope(config: Config) -> Rope:
-    """Build the RoPE of a config: ``rotary_emb_base`` and ``rotary_pct`` are defaults for missing keys of the RoPE
-    table; keys of other families are refused.
+    """Build the RoPE of a config; keys of other families are refused.
+
+    ``rotary_emb_base`` and ``rotary_pct`` are defaults for missing keys of the RoPE table.
     """
     base, fraction = config.number("rotary_emb_base", BASE), config.number("rotary_pct", 0.25)
     said = "rope_scaling" if config.table("rope_scaling").values else "rope_parameters"
     table = {"rope_theta": base, FRACTION: fraction, **config.table(said).values}
-    config.fixed("rope_theta", table["rope_theta"], "RoPE, whose base is rotary_emb_base in this family")
-    config.fixed(FRACTION, table[FRACTION], "RoPE, whose fraction of a head is rotary_pct in this family")
+    config.fixed("rope_theta", table["rope_theta"], "RoPE, whose base has the key rotary_emb_base in this family")
+    config.fixed(FRACTION, table[FRACTION], "RoPE, whose fraction of a head has the key rotary_pct in this family")
     config.has("rope_parameters")
     length = config.integer("max_position_embeddings", 2048)
     return rope_of(Config({"rope_parameters": table, "max_position_embeddings": length}, config.source), fraction)

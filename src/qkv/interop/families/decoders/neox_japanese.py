@@ -1,5 +1,6 @@
-"""GPT-NeoX-Japanese (ABEJA 2022): pre-norm blocks of rotary attention and feed-forward without biases, but for that of
-attention's output in the last block.
+"""GPT-NeoX-Japanese (ABEJA 2022): pre-norm blocks of rotary attention and feed-forward without biases.
+
+Only the output projection of the last block's attention has a bias.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of GPT-NeoX-Japanese: the hidden features of a feed-forward are ``intermediate_multiple_size``
-    times the width, rounded down.
+    """Build the spec of GPT-NeoX-Japanese.
+
+    The feed-forward has ``intermediate_multiple_size`` times the width hidden features, rounded down.
     """
     norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-5))
     width, dropout = config.size("hidden_size", 2560), config.number("hidden_dropout", 0.0)
@@ -68,7 +70,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _rope(config: Config) -> Rope:
-    """Build the RoPE of a config, whose base and fraction have other names outside of a table."""
+    """Build the RoPE of a config, whose base and fraction have other keys if it has no RoPE table."""
     base, fraction = config.number("rotary_emb_base", BASE), config.number("rotary_pct", 1.0)
     written = "rope_scaling" if config.table("rope_scaling").values else "rope_parameters"
     table = {"rope_theta": base, FRACTION: fraction, **config.table(written).values}
@@ -78,7 +80,7 @@ def _rope(config: Config) -> Rope:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is another one. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     match spec.layers[:1]:
         case (
             Block(
@@ -109,7 +111,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _multiple(hidden: int, width: int) -> float | int:
-    """Return the factor of the width that, rounded down, gives ``hidden`` features; a whole number if there is one."""
+    """Return a factor that, times the width and rounded down, gives ``hidden``; an integer if there is one."""
     multiple = shortest(hidden / width, lambda number: int(width * number) == hidden)
     return int(multiple) if multiple.is_integer() else multiple
 

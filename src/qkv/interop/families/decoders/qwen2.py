@@ -1,6 +1,4 @@
-"""Qwen 2 and 2.5 (Yang et al. 2024): Llama's blocks with biases of queries, keys and values only, a window in some
-layers.
-"""
+"""Qwen 2 and 2.5 (Yang et al. 2024): Llama's blocks with biases of q, k and v only, and a window in some layers."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from qkv.spec.model import Model
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of Qwen 2: Llama's, with biases of q, k and v, but not of the output projection."""
+    """Build the spec of Qwen 2: like Llama, with biases of q, k and v, but not of the output projection."""
     attention = gated.attention_of(config, bias=True, output_bias=False)
     return gated.model_of(config, head, [attention.changed(mask=mask) for mask in gated.masks_of(config)])
 
@@ -29,7 +27,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 GGUF_VALUES = {"hidden_act": "silu", "use_sliding_window": False, "sliding_window": None}
-"""Config values of Qwen models that llama.cpp has built in."""
+"""Config values of Qwen models that are constants in llama.cpp."""
 
 QWEN2 = Family(
     name="Qwen2",

@@ -1,4 +1,4 @@
-"""Qwen 3 (Yang et al. 2025): Llama's blocks with norms of queries and keys per head, a window in some layers."""
+"""Qwen 3 (Yang et al. 2025): Llama's blocks with norms of queries and keys per head, and a window in some layers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from qkv.spec.model import Model
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of Qwen 3: Llama's, with norms of queries and keys, whose epsilon equals that of all other
-    norms.
-    """
+    """Build the spec of Qwen 3: like Llama, with norms of queries and keys; all norms have the same epsilon."""
     head_dim = config.size("head_dim", 128)
     attention = gated.attention_of(
         config, bias=config.flag("attention_bias", False), head_dim=head_dim, qk_norm=gated.norm_of(config)

@@ -1,8 +1,7 @@
-"""BART (Lewis et al. 2019), mBART (Liu et al. 2020), PLBart (Ahmad et al. 2021) and MVP (Tang et al. 2022):
-encoder–decoders with learned positions with offset 2 and a norm of the embeddings.
+"""BART (Lewis et al. 2019), mBART (Liu et al. 2020), PLBart (Ahmad et al. 2021) and MVP (Tang et al. 2022).
 
-The blocks of BART, PLBart and MVP are post-norm and their stacks end without a norm; mBART's are pre-norm and end with
-one.
+These are encoder–decoders with learned positions with offset 2 and a norm of the embeddings. BART, PLBart and MVP have
+post-norm blocks and no norm at the end of a stack; mBART has pre-norm blocks and a norm at the end.
 """
 
 from __future__ import annotations
@@ -27,13 +26,11 @@ def _form(order: Literal["pre", "post"], last: Norm) -> bart_like.BartLike:
 
 
 def _checked(form: bart_like.BartLike) -> Callable[[Config, Head], Model]:
-    """Return a function that builds a spec and refuses other values of keys in early configs that are constant in the
-    family.
-    """
+    """Return a function that builds a spec, and refuses early configs with other values of constant keys."""
     fixed: tuple[tuple[str, Any, str], ...] = (
-        ("normalize_before", form.order == "pre", "positions of the norms in a block"),
+        ("normalize_before", form.order == "pre", "position of the norms in a block"),
         ("normalize_embedding", True, "the norm of the embeddings"),
-        ("add_final_layer_norm", not form.last.identity, "the norm that ends a stack"),
+        ("add_final_layer_norm", not form.last.identity, "the norm at the end of a stack"),
         ("static_position_embeddings", False, "the position vectors"),
         ("extra_pos_embeddings", _OFFSET, "the row of the first position"),
         ("add_bias_logits", False, "the head"),

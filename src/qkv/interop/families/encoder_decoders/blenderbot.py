@@ -1,7 +1,7 @@
 """BlenderBot (Roller et al. 2021): encoder–decoders with learned positions, in a large and a small form.
 
-The large one is pre-norm and its stacks end with a norm. The small one is post-norm and has norms of the embeddings: in
-the encoder of their sum with the positions, in the decoder of token vectors alone.
+The large form is pre-norm, with a norm at the end of each stack. The small form is post-norm, with norms of the
+embeddings: in the encoder after positions are added, in the decoder before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qkv.spec.parts import LayerNorm, NoNorm
 
 
 def _sizes(layers: tuple[int, int], hidden: int, heads: int) -> dict[str, int]:
-    """Return the default sizes of a form; ``layers``: of encoder and decoder."""
+    """Return the default sizes of a form; ``layers``: numbers of layers of encoder and decoder."""
     both = {
         f"{stack}_{key}": size
         for stack in ("encoder", "decoder")

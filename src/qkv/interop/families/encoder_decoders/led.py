@@ -1,6 +1,6 @@
-"""LED (Beltagy et al. 2020): BART whose encoder has the window attention of Longformer.
+"""LED (Beltagy et al. 2020): BART with the window attention of Longformer in the encoder.
 
-A source has no global positions unless a call gives them as its prefix, as in transformers.
+A source has no global positions, unless they are passed as its prefix, as in transformers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OWN = f"{_LAYER}longformer_self_attn."
 
 
 def _renamed(row: NameRule) -> NameRule:
-    """Return the row of BART's table with LED's name of the body."""
+    """Return the row of BART's name table with LED's prefix of the body."""
     return row._replace(theirs=tuple(name.replace("model.", "led.", 1) for name in row.published))
 
 
@@ -43,8 +43,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of LED: as BART's, without a scale of token vectors; encoder layer i has a window of
-    ``attention_window[i]`` / 2 positions to each side.
+    """Build the spec of LED: like BART, without scaling of embeddings.
+
+    Encoder layer i has a window of ``attention_window[i]`` / 2 positions to each side.
     """
     model = _FORM.spec(config, head)
     encoder = model.encoder
@@ -60,7 +61,7 @@ def _reaches(config: Config, encoder: Encoder) -> list[tuple[Block, int]]:
 
 
 def _windowed(block: Block, reach: int) -> Block:
-    """Return the encoder's block with attention to ``reach`` positions on each side, and to global ones."""
+    """Return the encoder block with attention to ``reach`` positions on each side, and to global positions."""
     attention, second = block.branches
     assert isinstance(attention, Attention)
     local = GlobalLocalAttention(

@@ -1,4 +1,4 @@
-"""LongT5 (Guo et al. 2022) with local attention: T5 1.1 whose encoder has a window."""
+"""LongT5 (Guo et al. 2022) with local attention: T5 1.1 with window attention in the encoder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ L = TypeVar("L", bound=Layered)
 
 
 def _local(row: NameRule) -> NameRule:
-    """Return the row of T5's table with the names of the encoder's attention."""
+    """Return the row of T5's name table with the names of the encoder's attention."""
     return row._replace(theirs=tuple(name.replace(_PLAIN, _LOCAL) for name in row.published))
 
 
@@ -30,7 +30,7 @@ NAMES = tuple(_local(row) for row in t5.NAMES)
 
 
 def _with_mask(stack: L, mask: Mask) -> L:
-    """Return the stack, the first branches of whose blocks are attention, with that mask."""
+    """Return the stack with ``mask`` in the first branch of every block, which is attention."""
     blocks = [(block, *block.branches) for block in stack.blocks]
     return stack.changed(
         blocks=tuple(block.changed(branches=(first.changed(mask=mask), *rest)) for block, first, *rest in blocks)
@@ -38,8 +38,8 @@ def _with_mask(stack: L, mask: Mask) -> L:
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of LongT5: as T5's; the encoder's queries see ``local_radius`` positions to each side."""
-    config.fixed("encoder_attention_type", "local", "the encoder's attention, which needs keys that are sums of blocks")
+    """Build the spec of LongT5: like T5, but the encoder's queries see ``local_radius`` positions to each side."""
+    config.fixed("encoder_attention_type", "local", "the encoder's attention, which then has sums of blocks as keys")
     model, mask = t5.spec(config, head), Window(size=config.size(_RADIUS, 127) + 1)
     if model.encoder is None:
         return _with_mask(model, mask)
@@ -72,7 +72,7 @@ LONGT5 = replace(
     spec=spec,
     config=config,
     names=NAMES,
-    ignored_config={**t5.T5.ignored_config, "global_block_size": "read only by the other kind of attention"},
+    ignored_config={**t5.T5.ignored_config, "global_block_size": "used only by the other kind of attention"},
 )
 
 register(LONGT5)

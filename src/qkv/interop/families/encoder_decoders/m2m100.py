@@ -1,7 +1,7 @@
-"""M2M-100 (Fan et al. 2020) and NLLB (NLLB Team 2022), and FSMT, the translators of Ng et al. 2019: encoder–decoders
-with fairseq's sinusoids, which are counted from the id of the padding token.
+"""M2M-100 (Fan et al. 2020), NLLB (NLLB Team 2022), and FSMT, the translation models of Ng et al. 2019.
 
-M2M-100 and NLLB are pre-norm and have one token table; FSMT is post-norm and has three.
+These are encoder–decoders with fairseq's sinusoids, whose positions start after the id of the padding token. M2M-100
+and NLLB are pre-norm and have one token table; FSMT is post-norm and has three.
 """
 
 from __future__ import annotations

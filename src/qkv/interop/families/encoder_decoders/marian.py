@@ -1,5 +1,6 @@
-"""Marian (Junczys-Dowmunt et al. 2018), as published by OPUS-MT: post-norm encoder–decoder with sinusoids, sines first,
-and a learned bias of the logits. Source and target have one token table, or one each.
+"""Marian (Junczys-Dowmunt et al. 2018), as published by OPUS-MT: post-norm encoder–decoder with sinusoids, sines first.
+
+Logits have a learned bias. Source and target have one token table, or one each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pegasus (Zhang et al. 2020): pre-norm encoder–decoder with sinusoids, sines first, and a norm that ends a stack."""
+"""Pegasus (Zhang et al. 2020): pre-norm encoder–decoder with sinusoids, sines first, and final norms."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""T5 (Raffel et al. 2020), mT5 (Xue et al. 2021) and UMT5 (Chung et al. 2023): pre-norm encoder–decoder without biases,
-unscaled scores, and one learned relative bias table per stack, in UMT5 one per layer. T5 1.1, Flan-T5 and T0 have a
-gated feed-forward and an untied head. The encoder may be published alone.
+"""T5 (Raffel et al. 2020), mT5 (Xue et al. 2021) and UMT5 (Chung et al. 2023): pre-norm encoder–decoders without
+biases.
+
+Scores are unscaled and have learned relative biases: one table per stack, in UMT5 one per layer. T5 1.1, Flan-T5 and T0
+have a gated feed-forward and an untied head. The encoder may be published alone.
 
 In training, transformers also applies dropout to the outputs of the final norms.
 """
@@ -28,8 +30,9 @@ from qkv.system.errors import UserError, nearest
 
 
 def _stack(ours: str, theirs: str, last: int) -> tuple[NameRule, ...]:
-    """Return the table of tensor names of the blocks of one stack; ``ours`` and ``theirs``: its prefixes in qkv and in
-    files; ``last``: index of the feed-forward among a block's branches.
+    """Return the name table of the blocks of one stack.
+
+    ``ours`` and ``theirs``: prefixes in qkv and in files; ``last``: index of the feed-forward among a block's branches.
     """
     slot, layer = f"{ours}blocks.{{layer}}.branches.", f"{theirs}.block.{{layer}}.layer."
     attention, feed_forward = f"{layer}0.SelfAttention.", f"{layer}{last}.DenseReluDense."
@@ -70,8 +73,10 @@ NAMES = (
 
 
 def spec(config: Config, head: Head, shared: bool = True) -> Model:
-    """Build the spec of T5: D = d_model, num_heads heads of d_kv features, d_ff feed-forward features; the decoder may
-    have another number of layers. ``shared``: one bias table per stack, not one per layer.
+    """Build the spec of T5: D = d_model, num_heads heads of d_kv features, d_ff hidden features.
+
+    The decoder may have another number of layers than the encoder. ``shared``: one bias table per stack, not one per
+    layer.
     """
     heads, head_dim, dropout = config.size("num_heads", 8), config.size("d_kv", 64), config.number("dropout_rate", 0.1)
     norm = RMSNorm(eps=config.number("layer_norm_epsilon", 1e-6))
@@ -105,11 +110,12 @@ def spec_of_umt5(config: Config, head: Head) -> Model:
 
 
 ENCODERS = (["T5EncoderModel"], ["LongT5EncoderModel"], ["MT5EncoderModel"], ["UMT5EncoderModel"])
-"""Values of ``architectures`` in configs of models that have an encoder only."""
+"""Values of ``architectures`` in configs of models without a decoder."""
 
 
 def _feed_forward(config: Config, dropout: float) -> FeedForward | GatedFeedForward:
-    """Build the feed-forward spec from ``feed_forward_proj``: an activation, optionally with the prefix "gated-";
+    """Build the feed-forward spec from ``feed_forward_proj``: an activation, optionally with the prefix "gated-".
+
     "gated-gelu" means the tanh approximation.
     """
     said: str = config.word("feed_forward_proj", "relu")
@@ -117,11 +123,11 @@ def _feed_forward(config: Config, dropout: float) -> FeedForward | GatedFeedForw
     if name not in INWARD:
         known = [*INWARD, *(f"gated-{each}" for each in INWARD)]
         raise UserError(
-            f"{config.source}: feed_forward_proj is {said!r}, which qkv does not know; {nearest(said, known)}"
+            f"{config.source}: feed_forward_proj is {said!r}, which qkv does not support; {nearest(said, known)}"
         )
     name = "gelu_new" if said == "gated-gelu" else name
     config.fixed("dense_act_fn", name, "the activation in feed_forward_proj")
-    config.fixed("is_gated_act", said.startswith("gated-"), "gating, given by feed_forward_proj")
+    config.fixed("is_gated_act", said.startswith("gated-"), "gating, which feed_forward_proj defines")
     activation: Any = INWARD[name]
     kind = GatedFeedForward if said.startswith("gated-") else FeedForward
     return kind(hidden=config.size("d_ff", 2048), activation=activation, bias=False, dropout=dropout)
@@ -161,10 +167,10 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _scaled(config: Config) -> Head:
-    """Build the language model head of T5; if it is tied, vectors are scaled by d_model^-½ unless
-    ``scale_decoder_outputs`` is false, as in later files.
+    """Build the language model head of T5.
 
-    Later files mark every head as tied; if the scale is off and the file has weights for the head, it is untied.
+    If it is tied, vectors are scaled by d_model^-½, unless ``scale_decoder_outputs`` is false, as in later files. Later
+    files declare every head as tied; if the scale is off and the file has weights for the head, it is untied.
     """
     tied = config.flag("tie_word_embeddings", True)
     scaled = config.flag("scale_decoder_outputs", tied and "scale_decoder_outputs" not in config.nulls)
@@ -180,7 +186,7 @@ def _scaled_keys(head: Head) -> dict[str, Any] | None:
 
 
 def _plain(config: Config) -> Head:
-    """Build the language model head of mT5: without scale, tied only if the file has no weights for it."""
+    """Build the language model head of mT5: without a scale, and tied only if the file has no weights for it."""
     return LanguageModelHead(tied=config.flag("tie_word_embeddings", False) and not config.beside(_HEAD))
 
 
@@ -194,7 +200,7 @@ _IGNORED = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.wei
 _IGNORED_CONFIG = {
     **dict.fromkeys(("tie_word_embeddings", "scale_decoder_outputs"), "part of a head that this architecture lacks"),
     **dict.fromkeys(("classifier_dropout", "initializer_factor"), "initialisation"),
-    **dict.fromkeys(("output_past", "is_decoder"), "format of a call's outputs"),
+    **dict.fromkeys(("output_past", "is_decoder"), "output format of a call"),
     "num_decoder_layers": "part of a decoder, which this architecture lacks",
     "decoder_start_token_id": "read as start of the output",
     "tokenizer_class": "given by the tokenizer",

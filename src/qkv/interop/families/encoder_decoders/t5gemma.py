@@ -1,7 +1,7 @@
-"""T5Gemma (Zhang et al. 2025): encoder–decoder of Gemma 2's blocks; the encoder reads in both directions.
+"""T5Gemma (Zhang et al. 2025): encoder–decoder of Gemma 2's blocks, with a bidirectional encoder.
 
-The decoder's blocks have cross-attention between self-attention and feed-forward. Encoder and decoder have token tables
-of their own.
+The decoder's blocks have cross-attention between self-attention and feed-forward. Encoder and decoder have separate
+token tables.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _LAYER, _SLOT = "layers.{layer}.", "blocks.{layer}.branches."
 
 
 def _stack(ours: str, theirs: str, last: str) -> tuple[NameRule, ...]:
-    """Return the table of tensor names of one stack; ``ours`` and ``theirs``: its prefixes; ``last``: index of the
-    feed-forward among a block's branches.
+    """Return the name table of one stack.
+
+    ``ours`` and ``theirs``: prefixes in qkv and in files; ``last``: index of the feed-forward among a block's branches.
     """
     slot, layer = f"{ours}{_SLOT}", f"{theirs}{_LAYER}"
     norms = {"0": "self_attn", last: "feedforward"}
@@ -64,13 +65,13 @@ _RATES = ("dropout_rate", "attention_dropout")
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of T5Gemma: ``encoder`` and ``decoder`` are configs of Gemma 2, of one width."""
+    """Build the spec of T5Gemma: ``encoder`` and ``decoder`` are configs of Gemma 2 with the same width."""
     dropout = config.number("dropout_rate", 0.0)
     encoder, decoder = (_stack_of(config, name, head, dropout) for name in ("encoder", "decoder"))
     if encoder.width != decoder.width:
         raise UserError(
             f"{config.source}: hidden_size is {encoder.width} in the encoder and {decoder.width} in the decoder; this "
-            "needs cross-attention to vectors of another width, which qkv's encoder–decoders do not have"
+            "needs cross-attention to vectors of another width, which qkv's encoder–decoders do not support"
         )
     return decoder.changed(
         blocks=shortest_pattern([_reading(block) for block in decoder.layers]),
@@ -85,7 +86,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _stack_of(config: Config, name: str, head: Head, dropout: float) -> Model:
-    """Build the spec of one stack as a model of Gemma 2, with the rates of dropout that the whole config gives."""
+    """Build the spec of one stack as a model of Gemma 2, with the dropout rates of the whole config."""
     table = config.table(name)
     rates = {"attention_dropout": config.number("attention_dropout", 0.0)}
     own = Config({**table.values, **rates}, table.source)
@@ -102,7 +103,7 @@ def _dropping(block: Block, rate: float) -> Block:
 
 
 def _reading(block: Block) -> Block:
-    """Return the block with cross-attention of the same sizes between its two branches."""
+    """Return the block with cross-attention of the same sizes between self-attention and feed-forward."""
     first, second = block.branches
     assert isinstance(first, Attention)
     sizes = ("num_heads", "num_kv_heads", "head_dim", "temperature", "bias", "softcap", "dropout")
@@ -116,13 +117,13 @@ def _masked(block: Block, mask: Mask) -> Block:
 
 
 def _both_ways(block: Block) -> Mask:
-    """Return the mask of an encoder's block: its window to both sides, the last position of each included."""
+    """Return the mask of an encoder's block: a window to both sides, including its last position on each side."""
     reach = block.branches[0].mask.reach if isinstance(block.branches[0], Attention) else None
     return Full() if reach is None else Window(size=reach + 1)
 
 
 def _one_way(block: Block) -> Mask:
-    """Return the inverse of ``_both_ways``."""
+    """Return the causal mask of a block whose mask ``_both_ways`` has made bidirectional."""
     mask = block.branches[0].mask if isinstance(block.branches[0], Attention) else Full()
     return windowed(mask.size - 1) if isinstance(mask, Window) and mask.size > 1 else Causal()
 
@@ -150,7 +151,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _stacks(spec: Model) -> list[Model]:
-    """Return encoder and decoder as models of Gemma 2; empty if they are not."""
+    """Return encoder and decoder as models of Gemma 2; an empty list if they are not."""
     encoder = spec.encoder
     if encoder is None or any(len(block.branches) != 3 for block in spec.layers):
         return []

@@ -1,6 +1,4 @@
-"""BERT (Devlin et al. 2019): bidirectional post-norm blocks, learned positions and token types, a norm of the
-embeddings.
-"""
+"""BERT (Devlin et al. 2019): bidirectional post-norm blocks, learned positions, token types, embedding norm."""
 
 from __future__ import annotations
 
@@ -63,7 +61,7 @@ MASKED_NAMES = {
 
 
 def names(body: str) -> tuple[NameRule, ...]:
-    """Return the table of tensor names of BERT's structure; ``body``: prefix of the names in files."""
+    """Return the name table of BERT's structure; ``body``: prefix of the names in files."""
     rows = (
         NameRule("frontend.table", "embeddings.word_embeddings.weight"),
         NameRule("frontend.positions.table", "embeddings.position_embeddings.weight"),
@@ -83,12 +81,12 @@ def names(body: str) -> tuple[NameRule, ...]:
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of BERT: D = hidden_size, num_hidden_layers blocks, intermediate_size feed-forward features."""
+    """Build the spec of BERT: D = hidden_size, num_hidden_layers blocks, intermediate_size hidden features."""
     return body(config, head, reserved=0, types=config.size("type_vocab_size", 2), mask=mask_of(config))
 
 
 def mask_of(config: Config) -> Mask:
-    """Return the attention mask of a config: causal if ``is_decoder``."""
+    """Return the attention mask of a config: causal if ``is_decoder``, else full."""
     return Causal() if config.flag("is_decoder", False) else Full()
 
 
@@ -103,8 +101,10 @@ def body(
     named: Mapping[str, str] = BERT_NAMES,
     mask: Mask | None = None,
 ) -> Model:
-    """Build the spec of BERT's structure with that head. ``reserved``: rows of the position table before the first
-    position; ``types``: number of token types; ``named``: as for ``structure``; ``mask`` None: only ``Full``.
+    """Build the spec of BERT's structure with the given head.
+
+    ``reserved``: rows of the position table before the first position; ``types``: number of token types; ``named``: as
+    in ``structure``; ``mask``: attention mask, None: bidirectional, and ``is_decoder`` is refused.
     """
     for key, only, meaning in FIXED:
         config.fixed(key, only, meaning)
@@ -115,7 +115,7 @@ def body(
 
 
 def under(model: Model, mask: Mask) -> Model:
-    """Return ``model``, the first branches of whose blocks are attention, with that mask."""
+    """Return ``model`` with ``mask`` in the first branch of every block, which is attention."""
     blocks = [(block, *block.branches) for block in model.blocks]
     return model.changed(
         blocks=tuple(block.changed(branches=(first.changed(mask=mask), *rest)) for block, first, *rest in blocks)
@@ -131,8 +131,10 @@ def structure(
     named: Mapping[str, str] = BERT_NAMES,
     feed_forward: FeedForward | None = None,
 ) -> Model:
-    """Build the spec of BERT's structure, as ``body`` does, with one ``norm`` for all places. ``named``: BERT's names
-    of config keys -> their names in this config, where they differ; ``feed_forward``: default: that of the config.
+    """Build the spec of BERT's structure like ``body``, with the same ``norm`` everywhere.
+
+    ``named``: BERT's config keys -> the keys of this config, where they differ; ``feed_forward``: default: as in the
+    config.
     """
 
     def key(name: str) -> str:
@@ -192,7 +194,8 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 def keys(spec: Model, named: Mapping[str, str] = BERT_NAMES) -> dict[str, Any] | None:
     """Return config.json keys for BERT's structure except token types; None if ``spec`` has another structure.
-    ``named``: as for ``structure``.
+
+    ``named``: as in ``structure``.
     """
     match shape_of(spec):
         case Block(
@@ -221,8 +224,9 @@ def keys(spec: Model, named: Mapping[str, str] = BERT_NAMES) -> dict[str, Any] |
 def architectures(
     stem: str, prefix: str, keys: HeadKeys = BERT_KEYS, causal: str = "ForCausalLM"
 ) -> dict[str, Architecture]:
-    """Return the published architectures of BERT's structure by name, such as ``stem`` + "ForMaskedLM"; ``prefix``: of
-    the body's tensor names; ``causal``: ending of the name of the decoder.
+    """Return the published architectures of BERT's structure by name, such as ``stem`` + "ForMaskedLM".
+
+    ``prefix``: prefix of the body's tensor names; ``causal``: ending of the decoder's name.
     """
     unread = pooler(prefix)
     others = {
@@ -242,8 +246,8 @@ def architectures(
 
 
 def _ernie(config: Config, head: Head) -> Model:
-    """Build the spec of ERNIE (Sun et al. 2020): BERT's, without the vectors of pretraining tasks."""
-    config.fixed("use_task_id", False, "the embeddings, to which a vector of the task is added")
+    """Build the spec of ERNIE (Sun et al. 2020): like BERT, without embeddings of pretraining tasks."""
+    config.fixed("use_task_id", False, "the embeddings, to which it adds a vector of the task")
     return spec(config, head)
 
 

@@ -14,12 +14,12 @@ from qkv.spec.model import Model, Text
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of BERT for generation: as BERT's, without token types; causal if ``is_decoder``."""
+    """Build the spec of BERT for generation: like BERT, without token types; causal if ``is_decoder``."""
     return bert.body(config, head, reserved=0, types=0, mask=bert.mask_of(config))
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is another one. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     return bert.keys(spec) if isinstance(spec.frontend, Text) and not spec.frontend.types else None
 
 

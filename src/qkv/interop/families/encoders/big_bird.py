@@ -1,4 +1,4 @@
-"""BigBird (Zaheer et al. 2020) with full attention, which it has for short rows: BERT's structure."""
+"""BigBird (Zaheer et al. 2020) with full attention, which it uses for short rows: BERT's structure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from qkv.system.errors import UserError
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of BigBird: as BERT's; ``use_bias`` false: queries, keys and values without biases;
-    ``rescale_embeddings``: token vectors times √D.
+    """Build the spec of BigBird: like BERT.
+
+    ``use_bias`` false: queries, keys and values have no biases. ``rescale_embeddings``: embeddings are multiplied by
+    √D.
     """
     _check_full(config)
     model, biased = bert.spec(config, head), config.flag("use_bias", True)
@@ -31,13 +33,13 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _check_full(config: Config) -> None:
-    """Raise ``UserError`` if the published code would read some rows in blocks."""
+    """Raise ``UserError`` if the published code would apply sparse attention to long rows."""
     longest = (5 + 2 * config.integer("num_random_blocks", 3)) * config.integer("block_size", 64)
     kind = config.word("attention_type", "block_sparse", {"block_sparse": True, "original_full": False})
     if kind and config.size("max_position_embeddings", 4096) > longest:
         raise UserError(
             f"{config.source}: attention_type is 'block_sparse', which for rows of more than {longest} positions needs "
-            "attention to random blocks, which qkv does not have; give 'original_full', which is the same for shorter "
+            "attention to random blocks, which qkv does not have; set 'original_full', which is equal for shorter "
             "rows"
         )
 

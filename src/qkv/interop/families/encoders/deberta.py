@@ -1,11 +1,11 @@
-"""DeBERTa, v2 and v3 (He et al. 2021; 2023): BERT's blocks with disentangled attention and one shared table of
-distances.
+"""DeBERTa, v2 and v3 (He et al. 2021; 2023): BERT's blocks with disentangled attention and a shared table of distances.
 
-The first version has one vector per distance and no key bias; later ones may use buckets, a norm of the table, and
+The first version has one vector per distance and no key bias; later versions may have buckets, a norm of the table, and
 content projections.
 
-Two differences in training only: the published classification head also applies dropout to the first position's vector
-(``pooler_dropout``, 0 in published models), and padding vectors are set to 0, which has no effect on other positions.
+Two differences occur in training only: the published classification head also applies dropout to the first position's
+vector (``pooler_dropout``, 0 in published models), and padding vectors are set to 0, which has no effect on other
+positions.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ OTHER_FORM = {
     "lm_predictions.lm_head.LayerNorm.": "cls.predictions.transform.LayerNorm.",
     "lm_predictions.lm_head.bias": "cls.predictions.bias",
 }
-"""Tensor names of the masked language model head in files without ``legacy`` -> names in ``legacy`` files; the
-computation is the same.
+"""Tensor names of the masked language model head in files without ``legacy`` -> names in ``legacy`` files.
+
+The computation is the same.
 """
 
 
@@ -93,15 +94,13 @@ FIRST, SECOND = Sizes(768, 12, 12, 3072, 50265), Sizes(1536, 24, 24, 6144, 12810
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of DeBERTa v2 and v3: D = hidden_size, num_hidden_layers blocks, intermediate_size feed-forward
-    features.
-    """
+    """Build the spec of DeBERTa v2 and v3, with D = hidden_size."""
     attention = _relative(config) if config.flag("relative_attention", False) else _plain(config)
     return _model(config, head, SECOND, attention)
 
 
 def first_spec(config: Config, head: Head) -> Model:
-    """Build the spec of the first DeBERTa: as v2, always with relative attention, without the options of v2."""
+    """Build the spec of the first DeBERTa: like v2, always with relative attention, without the options of v2."""
     config.fixed("talking_head", False, "projections between heads (talking heads)")
     if not config.flag("relative_attention", False):
         raise UserError(
@@ -156,7 +155,7 @@ def _fixed(width: int, num_heads: int) -> tuple[tuple[str, Any, str], ...]:
 
 
 def _size(config: Config, key: str, default: int) -> int:
-    """Return the number of rows of a table, from the config key ``key``; 0 if there is no table."""
+    """Return the number of rows of a table, from the config under ``key``; 0 if there is no table."""
     return config.size(key, default) if config.integer(key, default) > 0 else 0
 
 
@@ -165,8 +164,9 @@ def _norm(config: Config) -> LayerNorm:
 
 
 def _plain(config: Config) -> Branch:
-    """Build attention without relative positions. DeBERTa scales scores by the number of their terms, which must be 1
-    here.
+    """Build attention without relative positions.
+
+    DeBERTa scales scores by the number of their terms, which must be 1 here.
     """
     if _terms(config):
         given = config.values["pos_att_type"]
@@ -187,11 +187,11 @@ def _relative(config: Config) -> Branch:
 
 
 def _distances(config: Config, sizes: Sizes) -> dict[str, Any]:
-    """Return the fields of disentangled attention that all DeBERTa versions have."""
+    """Return the fields of disentangled attention that are common to all DeBERTa versions."""
     terms = _terms(config)
     if not terms:
         raise UserError(
-            f"{config.source}: relative_attention is true, but pos_att_type names no term of the scores; "
+            f"{config.source}: relative_attention is true, but pos_att_type lists no term of the scores; "
             "allowed: c2p, p2c, or both"
         )
     furthest = config.integer("max_relative_positions", -1)
@@ -213,8 +213,9 @@ def _attention_dropout(config: Config) -> float:
 
 
 def _terms(config: Config) -> list[str]:
-    """Return the score terms besides content-to-content ("c2p", "p2c"), which the config gives as a list or as a string
-    separated by bars.
+    """Return the score terms besides content-to-content ("c2p", "p2c").
+
+    The config has them as a list or as a string separated by bars.
     """
     said = config.values.get("pos_att_type")
     terms = config.word("pos_att_type").lower().split("|") if isinstance(said, str) else config.items("pos_att_type")
@@ -280,8 +281,9 @@ def _relative_keys(attention: DisentangledAttention) -> dict[str, Any]:
 
 
 def _masked(config: Config) -> Head:
-    """Build the masked language model head of a config; unless ``legacy`` is set, its matrix is always the
-    token table.
+    """Build the masked language model head of a config.
+
+    Unless ``legacy`` is set, its matrix is always the token table.
     """
     tied = config.flag("tie_word_embeddings", True) or not config.flag("legacy", True)
     return LanguageModelHead(
@@ -339,7 +341,9 @@ DEBERTA2 = Family(
             ("classifier_dropout", "tie_word_embeddings", "legacy"), "part of a head that this architecture lacks"
         ),
         **dict.fromkeys(("conv_act", "conv_groups"), "part of a convolution that is absent"),
-        **dict.fromkeys(("max_relative_positions", "position_buckets", "share_att_key"), "distances, unused here"),
+        **dict.fromkeys(
+            ("max_relative_positions", "position_buckets", "share_att_key"), "range of distances, unused here"
+        ),
         "padding_idx": "given by the tokenizer",
     },
     older=OTHER_FORM,

@@ -18,7 +18,7 @@ from qkv.spec.model import Model, Text
 from qkv.spec.parts import LayerNorm
 
 NORM = LayerNorm(eps=1e-12)
-"""The norm of every place, whose ε no config changes."""
+"""Norm of all branches and embeddings; its ε is constant."""
 _LAYER = "distilbert.transformer.layer.{layer}."
 NAMES = (
     NameRule("frontend.table", "distilbert.embeddings.word_embeddings.weight"),
@@ -46,11 +46,11 @@ NAMED = {
     "hidden_dropout_prob": "dropout",
     "attention_probs_dropout_prob": "attention_dropout",
 }
-"""BERT's names of config keys -> DistilBERT's."""
+"""BERT's config keys -> DistilBERT's."""
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of DistilBERT: D = dim, n_layers blocks, hidden_dim feed-forward features."""
+    """Build the spec of DistilBERT: D = dim, n_layers blocks, hidden_dim hidden features."""
     return bert.structure(config, head, 0, 0, NORM, NAMED)
 
 
@@ -92,7 +92,7 @@ DISTILBERT = Family(
     ignored_config={
         **dict.fromkeys(("seq_classif_dropout", "qa_dropout"), "part of a head that this architecture lacks"),
         "tie_word_embeddings": "part of a head that this architecture lacks",
-        "sinusoidal_pos_embds": "first values of the position table, which is stored",
+        "sinusoidal_pos_embds": "initialisation of the position table, which is stored",
         "tie_weights_": "from older versions; no effect",
     },
 )

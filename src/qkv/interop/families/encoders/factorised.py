@@ -1,9 +1,8 @@
-"""Encoders of BERT's structure with a factorised embedding, vectors of E features and a linear map to the model's
-width: ALBERT (Lan et al. 2020), ELECTRA (Clark et al. 2020) and RemBERT (Chung et al. 2021).
+"""Encoders of BERT's structure with factorised embeddings: vectors of E features and a linear map to the model's width.
 
-ALBERT applies the same layers again and again. ELECTRA's discriminator says of each token whether it was replaced: it
-is a token classification of one class here. In training, ELECTRA's classification head also applies dropout to the
-first position's vector.
+ALBERT (Lan et al. 2020), ELECTRA (Clark et al. 2020) and RemBERT (Chung et al. 2021). ALBERT repeats the same layers.
+ELECTRA's discriminator predicts for each token whether it was replaced: here a token classification with one class. In
+training, ELECTRA's classification head also applies dropout to the first position's vector.
 """
 
 from __future__ import annotations
@@ -36,24 +35,26 @@ from qkv.system.errors import UserError
 
 
 def embedding_width(spec: Model) -> int | None:
-    """Return the features of the embeddings before the map to the model's width; None without a map."""
+    """Return the number of features of the embeddings before their map to the model's width; None without a map."""
     return spec.frontend.embedding_width if isinstance(spec.frontend, Text) else None
 
 
 def without_map(spec: Model) -> Model:
-    """Return the spec without the map of its embeddings and without its head, which may share their table."""
+    """Return the spec without the linear map of its embeddings and without its head, which may share their table."""
     words = spec.frontend.changed(embedding_width=None) if isinstance(spec.frontend, Text) else spec.frontend
     return spec.changed(frontend=words, head=VectorsHead(), wide=None)
 
 
 def with_map(model: Model, head: Head, features: int | None) -> Model:
-    """Return the inverse of ``without_map``: embeddings of ``features`` features (None: no map), and that head."""
+    """Return the model with ``head`` and embeddings of ``features`` features (None: no map); see ``without_map``."""
     return model.changed(frontend=model.frontend.changed(embedding_width=features), head=head)
 
 
 def narrow(key: str, default: int, gelu: bool = False) -> heads.Fields:
-    """Return the function from a config to the fields of a masked language model head whose transform has as many
-    features as the config's ``key`` says. ``gelu``: φ is GELU, not ``hidden_act``.
+    """Return a function from a config to the fields of a masked language model head.
+
+    The head's transform has as many features as the config's ``key``, by default ``default``. ``gelu``: φ is GELU, not
+    ``hidden_act``.
     """
 
     def fields(config: Config) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def narrow(key: str, default: int, gelu: bool = False) -> heads.Fields:
 
 
 def _electra(config: Config, head: Head) -> Model:
-    """Build the spec of ELECTRA: as BERT's; there is a map only if ``embedding_size`` is not ``hidden_size``."""
+    """Build the spec of ELECTRA: like BERT, with an embedding map if ``embedding_size`` is not ``hidden_size``."""
     model, size = bert.spec(config, VectorsHead()), config.size("embedding_size", 128)
     return with_map(model, head, None if size == model.width else size)
 
@@ -146,7 +147,7 @@ _ALBERT_NAMES = (
 
 def _albert(config: Config, head: Head) -> Model:
     """Build the spec of ALBERT: ``inner_group_num`` layers, applied ``num_hidden_layers`` times."""
-    config.fixed("num_hidden_groups", 1, "which layers share their weights")
+    config.fixed("num_hidden_groups", 1, "which layers share weights")
     inner, rounds = config.layers("inner_group_num", 1), config.integer("num_hidden_layers", 12)
     if not 1 <= rounds <= 1000:
         raise UserError(f"{config.source}: num_hidden_layers is {rounds}, but it should be at least 1 and at most 1000")
@@ -176,8 +177,10 @@ _UNREAD_RATE = {"classifier_dropout_prob": "part of a head that this architectur
 def architectures(
     stem: str, words: Mapping[str, str], fields: heads.Fields, unread: Reasons
 ) -> dict[str, Architecture]:
-    """Return the architectures of ALBERT and RemBERT by name. ``words`` and ``fields``: names and fields of the masked
-    language model head; ``unread``: tensors of the pooler, and why heads without it ignore them.
+    """Return the architectures of ALBERT and RemBERT by name.
+
+    ``words`` and ``fields``: tensor names and fields of the masked language model head; ``unread``: tensors of the
+    pooler, with the reason why heads without a pooler ignore them.
     """
     again = {**unread, words["head.weight"].removesuffix("weight") + "bias": "the same as the head's bias"}
     return {
@@ -231,7 +234,7 @@ ALBERT = Family(
 
 
 def _rembert(config: Config, head: Head) -> Model:
-    """Build the spec of RemBERT: the output matrix has a width of its own, and is never that of the embeddings."""
+    """Build the spec of RemBERT: the output matrix has a different width from the embeddings and is never tied."""
     return with_map(bert.spec(config, VectorsHead()), head, config.size("input_embedding_size", 256))
 
 
@@ -252,7 +255,7 @@ _REMBERT_HEAD = {
 
 
 def _rembert_words(config: Config) -> dict[str, Any]:
-    """Return the fields of the head, which is not tied, whatever ``tie_word_embeddings`` says."""
+    """Return the fields of the head, which is untied regardless of ``tie_word_embeddings``."""
     return {**narrow("output_embedding_size", 1664)(config), "tied": False}
 
 

@@ -1,7 +1,7 @@
 """Longformer (Beltagy et al. 2020): RoBERTa's structure with window attention and global positions.
 
-Global positions: the first one if the head pools, else the prefix of a call, such as a question, if any. In training,
-transformers also applies dropout to the first position's vector before the classification head.
+If the head pools, the first position is global; otherwise the positions of a call's prefix are, such as a question. In
+training, transformers also applies dropout to the first position's vector before the classification head.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of Longformer: as RoBERTa's; layer i has a window of ``attention_window[i]`` / 2 positions to each
-    side.
+    """Build the spec of Longformer: like RoBERTa.
+
+    Layer i has a window of ``attention_window[i]`` / 2 positions to each side.
     """
     config.fixed("attention_mode", "longformer", "the attention mask")
     config.fixed("ignore_attention_mask", False, "masking of padding")
@@ -53,8 +54,9 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def windows(config: Config, layers: int) -> list[int]:
-    """Return the window to each side in positions, per layer; the config gives one number for all layers, or one per
-    layer.
+    """Return the window to each side in positions, per layer.
+
+    The config has one number for all layers, or one per layer.
     """
     said = config.values.get("attention_window")
     given = (

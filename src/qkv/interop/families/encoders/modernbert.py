@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al. 2024): bidirectional pre-norm blocks, most with a window; RoPE, gated feed-forward.
+"""ModernBERT (Warner et al. 2024): bidirectional pre-norm blocks with RoPE and gated feed-forward, most with a window.
 
 Embeddings are normalised, so the first block has no attention norm. In training, transformers also applies dropout to
 the output of attention if ``attention_dropout`` is not 0.
@@ -40,8 +40,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of ModernBERT: D = hidden_size; ``layer_types`` selects blocks with a window of
-    ``local_attention`` // 2 positions to each side.
+    """Build the spec of ModernBERT: D = hidden_size.
+
+    ``layer_types`` selects the blocks with a window of ``local_attention`` // 2 positions to each side.
     """
     width, norm = config.size("hidden_size", 768), _norm(config)
     kinds, ropes = _kinds(config), _ropes(config)
@@ -86,8 +87,9 @@ def _norm(config: Config) -> LayerNorm:
 
 
 def _kinds(config: Config) -> list[str]:
-    """Return the kind of each layer, full attention or sliding window. Default: full in the first and every
-    ``global_attn_every_n_layers``-th layer after it.
+    """Return the kind of each layer, full attention or sliding window.
+
+    By default, the first layer and every ``global_attn_every_n_layers``-th layer after it have full attention.
     """
     layers, every, said = (
         config.layers("num_hidden_layers", 22),
@@ -107,11 +109,12 @@ def _kinds(config: Config) -> list[str]:
 
 
 def _ropes(config: Config) -> dict[str, Rope]:
-    """Return the RoPE of each kind of layer (full, sliding): from a table per kind, or from keys of the first
-    release.
+    """Return the RoPE of full-attention and of sliding-window layers.
+
+    The config has a table for each, or the keys of the first release.
     """
     tables, length = config.table("rope_parameters"), config.integer("max_position_embeddings", 8192)
-    config.fixed("rope_scaling", None, "the frequencies of both kinds of layers; give rope_parameters")
+    config.fixed("rope_scaling", None, "the frequencies of both kinds of layers; set rope_parameters")
     older = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
     found = {}
     for kind, key in older.items():
@@ -166,7 +169,7 @@ def _kind(attention: Attention) -> str:
 
 
 def _ropes_config(attentions: Sequence[Attention]) -> Mapping[str, Any] | None:
-    """Return the config table of RoPE for each kind of layer (full, sliding); None if configs cannot express it."""
+    """Return the RoPE tables of full-attention and of sliding-window layers; None if configs cannot express them."""
     ropes = {kind: Rope(base=base) for kind, base in BASES.items()}
     ropes |= {_kind(attention): attention.relative for attention in attentions if isinstance(attention.relative, Rope)}
     found = {}
@@ -180,7 +183,7 @@ def _ropes_config(attentions: Sequence[Attention]) -> Mapping[str, Any] | None:
 
 
 def _hidden(config: Config) -> dict[str, Any]:
-    """Return the fields of the layer norm(φ(x W_h + b_h)) that every ModernBERT head has before its output layer."""
+    """Return the fields of the layer norm(φ(x W_h + b_h)), which precedes the output layer in every ModernBERT head."""
     activation = config.word("classifier_activation", "gelu", INWARD)
     return {
         "hidden": config.size("hidden_size", 768),

@@ -1,7 +1,7 @@
-"""MPNet (Song et al. 2020), the body of many sentence models: RoBERTa's structure without token types, with a bias of
-scores by distance.
+"""MPNet (Song et al. 2020), the body of many sentence models: RoBERTa's structure with relative position biases.
 
-All layers share one table of biases. Positions start after the padding row, which is row 1 for any ``pad_token_id``.
+It has no token types, and all layers share one table of biases. Positions start after the padding row, which is row 1
+for any ``pad_token_id``.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of MPNet: as BERT's, with relative biases and without token types. Only 32 rows of the bias table
-    are ever used.
+    """Build the spec of MPNet: like BERT, with relative biases and without token types.
+
+    Only 32 rows of the bias table are ever used.
     """
     config.fixed("relative_attention_num_buckets", 32, "the number of distance buckets")
     found = bert.body(config, head, reserved=RESERVED, types=0)

@@ -1,5 +1,5 @@
-"""Perceiver IO for text (Jaegle et al. 2022): latents read the input once, then attend to each other; queries read the
-latents.
+"""Perceiver IO for text (Jaegle et al. 2022): latents read the input once, then attend to each other; queries read
+them.
 
 Norms before the branches have torch's default epsilon. Published norms of cross-attention inputs become the final norms
 of front end and latents in qkv. If the queries have no residual connection, attention and feed-forward are two blocks,
@@ -31,8 +31,10 @@ MASKED_HEADS, MASKED_CHANNELS = 8, 256
 
 
 def _layer(theirs: str, attention: str, feed_forward: str, **options: Any) -> tuple[NameRule, ...]:
-    """Return the table of tensor names of a layer, whose attention and feed-forward have these paths in qkv;
-    ``theirs``: its prefix in files; ``options``: further fields of ``NameRule``.
+    """Return the name table of a layer.
+
+    ``attention``, ``feed_forward``: paths of these parts in qkv; ``theirs``: prefix of the layer in files; ``options``:
+    further fields of ``NameRule``.
     """
     inside = f"{theirs}.attention.self."
     rows = (
@@ -49,7 +51,7 @@ def _layer(theirs: str, attention: str, feed_forward: str, **options: Any) -> tu
 
 
 def _asks_alone(spec: Model) -> bool:
-    """True if the latents' cross-attention to the input is a separate block, without a feed-forward."""
+    """Return True if the latents' cross-attention to the input is a separate block, without a feed-forward."""
     return spec.latents is not None and len(spec.latents.layers[0].branches) == 1
 
 
@@ -71,7 +73,7 @@ NAMES = (
 
 
 def _asking(theirs: str, feed_forward: str) -> tuple[NameRule, ...]:
-    """Return the table of tensor names of the decoder, in which output queries attend to the latents."""
+    """Return the name table of the decoder, in which output queries attend to the latents."""
     layer = f"{theirs}.decoding_cross_attention"
     return (
         NameRule("queries.positions.table", f"{theirs}.output_position_encodings.position_embeddings"),
@@ -81,14 +83,15 @@ def _asking(theirs: str, feed_forward: str) -> tuple[NameRule, ...]:
 
 
 class Channels(NamedTuple):
-    """Numbers of features over all heads of an attention: of queries and keys, and of values."""
+    """Numbers of features of an attention over all heads: of queries and keys, and of values."""
 
     keys: int
     values: int
 
     def heads(self, config: Config, count: int, **fields: Any) -> dict[str, Any]:
-        """Return the attention fields for ``count`` heads, with dropout and ``fields``. Raises ``UserError`` if the
-        features are not divisible by ``count``.
+        """Return the attention fields for ``count`` heads, with dropout and ``fields``.
+
+        Raises ``UserError`` if the features are not divisible by ``count``.
         """
         for name, size in (("queries and keys", self.keys), ("values", self.values)):
             if size % count:
@@ -104,8 +107,9 @@ class Channels(NamedTuple):
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of Perceiver IO: d_model token features, num_latents latents of d_latents features; one output
-    query per position for masked words, one for classes.
+    """Build the spec of Perceiver IO: d_model features of tokens, num_latents latents of d_latents features.
+
+    There is one output query per position for masked tokens, and one per row for classes.
     """
     tokens, features = config.size("d_model", 768), config.size("d_latents", 1280)
     masked = isinstance(head, LanguageModelHead)
@@ -124,8 +128,10 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _latents(config: Config, tokens: int, features: int) -> Latents:
-    """Build the spec of the latents: cross-attention to the input, then self-attention layers, repeated num_blocks
-    times with shared weights.
+    """Build the spec of the latents.
+
+    Cross-attention to the input is followed by self-attention layers, which are repeated num_blocks times with shared
+    weights.
     """
     reads, layers = _latent_blocks(config, tokens, features)
     rounds = config.layers("num_blocks", 1)
@@ -139,7 +145,7 @@ def _latents(config: Config, tokens: int, features: int) -> Latents:
 
 
 def _latent_blocks(config: Config, tokens: int, features: int) -> tuple[Sequence[Block], Sequence[Block]]:
-    """Build (blocks of the latents that read the input, self-attention blocks of the latents)."""
+    """Return (blocks in which the latents read the input, self-attention blocks of the latents)."""
     given = {name: config.size(name) if config.has(name) else None for name in ("qk_channels", "v_channels")}
     shape = config.word("cross_attention_shape_for_attention", "kv", {"kv": tokens, "q": features})
     reading, own = (
@@ -163,7 +169,7 @@ def _latent_blocks(config: Config, tokens: int, features: int) -> tuple[Sequence
 
 
 def _blocks(residual: bool, *branches: Branch) -> tuple[Block, ...]:
-    """Build the blocks of these branches: one, or two if the first branch has no residual connection."""
+    """Build blocks from these branches: one block, or two if the first branch has no residual connection."""
     if residual:
         return (Block(branches=branches),)
     return (Block(branches=branches[:1], residual=NoResidual()), Block(branches=branches[1:]))
@@ -202,7 +208,7 @@ def config(spec: Model) -> dict[str, Any] | None:
         "num_self_attends_per_block": len(spec.latents.layers) - (2 if alone else 1),
         "num_cross_attention_heads": cross.num_heads,
         "num_self_attention_heads": attention.num_heads,
-        # Omitted if the two attentions differ: each then has the width of its input.
+        # omitted if the two attentions differ: each then has the width of its input
         **({"qk_channels": own.keys} if reading.keys == own.keys else {}),
         **({"v_channels": own.values} if reading.values == own.values else {}),
         "cross_attention_shape_for_attention": "kv",

@@ -1,6 +1,6 @@
-"""Encoders of BERT's or RoBERTa's structure whose blocks are pre-norm, with a final norm: Megatron-BERT (Shoeybi et al.
-2019), RoBERTa-PreLayerNorm (Ott et al. 2019) and XLM-RoBERTa-XL (Goyal et al. 2021).
+"""Encoders of BERT's or RoBERTa's structure with pre-norm blocks and a final norm.
 
+Megatron-BERT (Shoeybi et al. 2019), RoBERTa-PreLayerNorm (Ott et al. 2019) and XLM-RoBERTa-XL (Goyal et al. 2021).
 Megatron-BERT and XLM-RoBERTa-XL have no norm of the embeddings.
 """
 
@@ -24,8 +24,10 @@ Write = Callable[[Model], dict[str, Any] | None]
 
 
 def reader(post: Read, embedding_norm: bool) -> Read:
-    """Return the function from a config to a pre-norm spec; ``post``: that of the same structure with post-norm blocks.
-    ``embedding_norm``: True if the embeddings have a norm.
+    """Return a function from a config to a pre-norm spec.
+
+    ``post``: the function for the same structure with post-norm blocks. ``embedding_norm``: True if the embeddings have
+    a norm.
     """
 
     def read(config: Config, head: Head) -> Model:
@@ -38,7 +40,7 @@ def reader(post: Read, embedding_norm: bool) -> Read:
 
 
 def writer(post: Write, embedding_norm: bool) -> Write:
-    """Return the inverse of ``reader``: the function from a pre-norm spec to config keys, None for other structures."""
+    """Return a function from a pre-norm spec to config keys (None for other structures), the inverse of ``reader``."""
 
     def write(spec: Model) -> dict[str, Any] | None:
         frontend = spec.frontend
@@ -53,8 +55,10 @@ def writer(post: Write, embedding_norm: bool) -> Write:
 
 
 def names(body: str, attention: str, feed_forward: str, final: str) -> tuple[NameRule, ...]:
-    """Return the table of tensor names: BERT's, with other places of the norms, given by the names in a layer of those
-    before ``attention`` and ``feed_forward``, and by that of the ``final`` norm. ``body``: prefix of all names.
+    """Return the name table: BERT's, with the norms before the branches.
+
+    ``attention``, ``feed_forward``: names of the norms before these branches in a layer; ``final``: name of the final
+    norm. ``body``: prefix of all names.
     """
     layer = f"{body}encoder.layer.{{layer}}."
     moved = (

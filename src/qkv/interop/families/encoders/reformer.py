@@ -1,5 +1,6 @@
-"""Reformer (Kitaev et al. 2020): reversible blocks of local or LSH attention and feed-forward, axial positions of two
-axes, a head on both streams.
+"""Reformer (Kitaev et al. 2020): reversible blocks of local or LSH attention and feed-forward.
+
+Positions are axial, with two axes, and the head reads both residual streams.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of the Reformer: one layer per entry of ``attn_layers``. Without ``hash_seed`` the published code
-    draws new LSH rotations in every call; here the seed is 0.
+    """Build the spec of the Reformer: one layer per entry of ``attn_layers``.
+
+    Without ``hash_seed``, the published code draws new LSH rotations in every call; here the seed is 0.
     """
     dropout, norm = config.number("hidden_dropout_prob", 0.05), LayerNorm(eps=config.number("layer_norm_eps", 1e-12))
     feed_forward = FeedForward(
@@ -80,7 +82,7 @@ def _positions(config: Config) -> Positions:
     if not config.flag("axial_pos_embds", True):
         return Learned()
     if len(shape) != 2:
-        raise UserError(f"{config.source}: axial_pos_shape is {list(shape)}, but positions have two axes")
+        raise UserError(f"{config.source}: axial_pos_shape is {list(shape)}, but it should have two axes")
     return Axial(shape=shape, widths=widths)
 
 
@@ -99,7 +101,7 @@ def _mixers(config: Config) -> list[Branch]:
     for kind in named:
         if kind not in _KINDS:
             raise UserError(
-                f"{config.source}: attn_layers holds {kind!r}, which qkv does not know; {nearest(str(kind), _KINDS)}"
+                f"{config.source}: attn_layers holds {kind!r}, which qkv does not support; {nearest(str(kind), _KINDS)}"
             )
         kinds[kind] = kinds.get(kind) or _KINDS[kind](config)
     config.fixed("num_hidden_layers", len(named), "the number of layers, one per entry of attn_layers")
@@ -146,7 +148,7 @@ def _hashed(config: Config) -> LSHAttention:
         chunks_after=config.integer("lsh_num_chunks_after", 0),
         seed=config.integer("hash_seed", 0),
         dropout=config.number("lsh_attention_probs_dropout_prob", 0.0),
-        inexact_decoding=causal,  # as the published decoders were trained
+        inexact_decoding=causal,  # published decoders were trained in this way
     )
 
 
@@ -216,8 +218,9 @@ def _keys(mixer: Branch, width: int) -> dict[str, Any]:
 
 
 def _head(decodes: bool) -> Architecture:
-    """Build an architecture with the head logits = x W^T of both residual streams; ``decodes``: required value of
-    ``is_decoder``.
+    """Build an architecture with the head logits = x W^T, where x is both residual streams.
+
+    ``decodes``: required value of ``is_decoder``.
     """
 
     def read(config: Config) -> Head:

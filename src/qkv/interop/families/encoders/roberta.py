@@ -1,8 +1,8 @@
-"""RoBERTa (Liu et al. 2019): BERT's structure with reserved first rows of the position table; XLM-RoBERTa, CamemBERT
-and the text model of data2vec are the same under other names.
+"""RoBERTa (Liu et al. 2019): BERT's structure; the first rows of the position table are reserved.
 
-Position p uses row p + pad_token_id + 1. In training, the classification head of transformers also applies dropout to
-the first position's vector.
+XLM-RoBERTa, CamemBERT and the text model of data2vec are the same under other names. Position p uses row p +
+pad_token_id + 1. In training, the classification head of transformers also applies dropout to the first position's
+vector.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MASKED_NAMES = {
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of RoBERTa: as BERT's; rows up to ``pad_token_id`` of the position table are reserved."""
+    """Build the spec of RoBERTa: like BERT; rows up to ``pad_token_id`` of the position table are reserved."""
     reserved, types = config.integer("pad_token_id", 1) + 1, config.size("type_vocab_size", 2)
     return bert.body(config, head, reserved, types, mask=bert.mask_of(config))
 
@@ -55,8 +55,9 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def architectures(stem: str, prefix: str) -> dict[str, Architecture]:
-    """Return the published architectures of RoBERTa's structure by name, such as ``stem`` + "ForMaskedLM"; ``prefix``:
-    of the body's tensor names.
+    """Return the published architectures of RoBERTa's structure by name, such as ``stem`` + "ForMaskedLM".
+
+    ``prefix``: prefix of the body's tensor names.
     """
     unread = pooler(prefix)
     again = {**unread, "lm_head.decoder.bias": "the same as lm_head.bias"}

@@ -1,6 +1,6 @@
-"""Encoders of RoBERTa's structure with further tensors, which its computation on text does not read.
+"""Encoders of RoBERTa's structure with additional tensors, which the computation for text does not use.
 
-LUKE (Yamada et al. 2020) has tables and queries of entities; I-BERT (Kim et al. 2021) stores weights as integers too.
+LUKE (Yamada et al. 2020) has tables and queries for entities; I-BERT (Kim et al. 2021) also stores integer weights.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from qkv.spec.model import Model
 # LUKE
 
 _ENTITIES = {
-    "luke.entity_embeddings.*": "of entities, which qkv's model does not read",
-    "luke.encoder.layer.{layer}.attention.self.*2*_query.*": "of entities, which qkv's model does not read",
-    "entity_predictions.*": "of entities, which qkv's model does not read",
+    "luke.entity_embeddings.*": "part of the entity embeddings, which qkv does not have",
+    "luke.encoder.layer.{layer}.attention.self.*2*_query.*": "part of the entity embeddings, which qkv does not have",
+    "entity_predictions.*": "part of the entity embeddings, which qkv does not have",
 }
 
 
@@ -37,7 +37,7 @@ _DECODER = "lm_head.decoder."
 
 
 def _luke_words(config: Config) -> dict[str, Any]:
-    """Return the fields of the head, which newer versions of transformers never tie, whatever the config says."""
+    """Return the fields of the head, which newer versions of transformers never tie, regardless of the config."""
     tied = config.flag("tie_word_embeddings", True) and not config.beside(f"{_DECODER}weight")
     return {**gelu_transform(config), "tied": tied}
 
@@ -48,7 +48,7 @@ _LUKE_WORDS = replace(
 
 
 def _of_luke() -> dict[str, Architecture]:
-    """Return the architectures of LUKE on text alone."""
+    """Return the architectures of LUKE for text without entities."""
     usual = roberta.architectures("Luke", "luke.")
     usual["LukeForMaskedLM"] = _LUKE_WORDS
     usual["LukeForSequenceClassification"] = classification("luke.pooler.dense", "classifier")
@@ -56,8 +56,9 @@ def _of_luke() -> dict[str, Architecture]:
 
 
 def _luke_config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``, with tables of one entity, the smallest ones; None if its structure is not
-    RoBERTa's.
+    """Return config.json keys for ``spec``; None if its structure is not RoBERTa's.
+
+    Tables of entities get the minimum size of one entity.
     """
     keys = roberta.config(spec)
     alone = {"entity_vocab_size": 1, "entity_emb_size": 1, "use_entity_aware_attention": False}
@@ -84,7 +85,7 @@ LUKE = Family(
         **bert.IGNORED_CONFIG,
         **dict.fromkeys(
             ("entity_vocab_size", "entity_emb_size", "use_entity_aware_attention", "cls_entity_prediction"),
-            "of entities, which qkv's model does not read",
+            "part of the entity embeddings, which qkv does not have",
         ),
     },
 )
@@ -93,15 +94,15 @@ LUKE = Family(
 
 
 def _ibert(config: Config, head: Head) -> Model:
-    """Build the spec of I-BERT in its mode of floating-point numbers: RoBERTa's."""
-    config.fixed("quant_mode", False, "all products, which are then of integers")
+    """Build the spec of I-BERT in floating-point mode: RoBERTa's."""
+    config.fixed("quant_mode", False, "all products, which then use integers")
     config.fixed("position_embedding_type", "absolute", "the position encoding")
     return roberta.spec(config, head)
 
 
 _PARTS = ("weight_integer", "bias_integer", "weight_scaling_factor", "fc_scaling_factor", "shift")
 _INTEGERS: Reasons = {
-    f"ibert.*.{part}": "of the mode of integers, which is off"
+    f"ibert.*.{part}": "used in integer mode only, which is off"
     for part in (*_PARTS, "x_min", "x_max", "act_scaling_factor")
 }
 _IBERT_HEADS = {name: each for name, each in roberta.architectures("IBert", "ibert.").items() if "Causal" not in name}
@@ -124,7 +125,7 @@ IBERT = Family(
         **_INTEGERS,
         "ibert.embeddings.position_ids": "constant position ids 0, 1, 2, …",
     },
-    ignored_config={**bert.IGNORED_CONFIG, "force_dequant": "of the mode of integers, which is off"},
+    ignored_config={**bert.IGNORED_CONFIG, "force_dequant": "used in integer mode only, which is off"},
 )
 
 register(LUKE, IBERT)

@@ -1,7 +1,6 @@
-"""XLM (Conneau & Lample 2019) and FlauBERT (Le et al. 2020): BERT's structure without a transform in the head, with
-names of their own.
+"""XLM (Conneau & Lample 2019) and FlauBERT (Le et al. 2020): BERT's structure with other names.
 
-Vectors of languages and FlauBERT's pre-norm blocks are refused.
+The head has no transform. Language embeddings and FlauBERT's pre-norm blocks are refused.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ NAMED = {
     "attention_probs_dropout_prob": "attention_dropout",
     "initializer_range": "embed_init_std",
 }
-"""BERT's names of config keys -> XLM's."""
+"""BERT's config keys -> XLM's."""
 FIXED = (
     ("causal", False, "the attention mask"),
     ("asm", False, "the head, which would be an adaptive softmax"),
@@ -55,11 +54,11 @@ FIXED = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of XLM: D = emb_dim, n_layers blocks, 4 D feed-forward features."""
+    """Build the spec of XLM: D = emb_dim, n_layers blocks, 4 D hidden features."""
     for key, only, meaning in FIXED:
         config.fixed(key, only, meaning)
     if config.flag("use_lang_emb", True):
-        config.fixed("n_langs", 1, "the embeddings, to which a vector of the language is added")
+        config.fixed("n_langs", 1, "the embeddings, to which it adds a vector of the language")
     norm, width = LayerNorm(eps=config.number("layer_norm_eps", 1e-12)), config.size("emb_dim", 2048)
     activation: Activation = "gelu" if config.flag("gelu_activation", True) else "relu"
     return bert.structure(config, head, 0, 0, norm, NAMED, FeedForward(hidden=4 * width, activation=activation))
@@ -75,7 +74,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _flaubert(config: Config, head: Head) -> Model:
-    """Build the spec of FlauBERT: XLM's."""
+    """Build the spec of FlauBERT: like XLM."""
     config.fixed("pre_norm", False, "the order of norms and branches")
     return spec(config, head)
 
@@ -121,9 +120,9 @@ XLM = Family(
     ignored={f"{_BODY}position_ids": "constant position ids 0, 1, 2, …"},
     ignored_config={
         "tie_word_embeddings": "part of a head that this architecture lacks",
-        "sinusoidal_embeddings": "first values of the position table, which is stored",
-        "init_std": "first values of weights",
-        "lang_id": "the language of a generated text",
+        "sinusoidal_embeddings": "initialisation of the position table, which is stored",
+        "init_std": "initialisation of weights",
+        "lang_id": "language of a generated text",
         "n_langs": "read only with use_lang_emb",
         **dict.fromkeys((f"summary_{key}" for key in _SUMMARY), "part of a head that this architecture lacks"),
         **dict.fromkeys(("start_n_top", "end_n_top"), "part of a head that this architecture lacks"),

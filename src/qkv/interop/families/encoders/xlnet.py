@@ -1,9 +1,9 @@
 """XLNet (Yang et al. 2019): post-norm blocks with relative attention by distance and token type; no absolute positions.
 
-This is the content stream with full attention. The query stream is appended to the sequence
-(``qkv.tasks.text.permutation``) and starts from the front end's ``query``. Heads that pool the last position use the
-last non-padding one; transformers pads on the left. In training, transformers also applies dropout to the sinusoids of
-distances and to the head's input.
+The model is the content stream with full attention. In training by permutation, the query stream is appended to the
+sequence (``qkv.tasks.text.permutation``), and its inputs are the front end's ``query``. Heads that pool the last
+position use the last non-padding position; transformers pads on the left. In training, transformers also applies
+dropout to the sinusoids of distances and to the head's input.
 """
 
 from __future__ import annotations
@@ -43,17 +43,15 @@ NAMES = (
 )
 FIXED = (
     ("attn_type", "bi", "the attention mask"),
-    ("bi_data", False, "reversed half of a batch"),
+    ("bi_data", False, "the order of tokens in half of a batch"),
     ("untie_r", True, "sharing of biases between layers"),
 )
 LENGTH = "context_length"
-"""Config key that only qkv writes: the published model has no maximum length."""
+"""Config key that only qkv writes, because the published model has no maximum length."""
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of XLNet: D = d_model, n_layer blocks, n_head heads of d_head features, d_inner feed-forward
-    features.
-    """
+    """Build the spec of XLNet: D = d_model, n_layer blocks, n_head heads of d_head features, d_inner hidden ones."""
     for key, only, meaning in FIXED:
         config.fixed(key, only, meaning)
     width, num_heads, dropout = config.size("d_model", 1024), config.size("n_head", 16), config.number("dropout", 0.1)
@@ -118,7 +116,7 @@ def _words_keys(head: Head) -> dict[str, Any] | None:
 
 
 def _classes(config: Config) -> Head:
-    """Build the classification head W dropout(φ(W_h x + b_h)) + b, x the vector of one position or the mean."""
+    """Build the classification head W dropout(φ(W_h x + b_h)) + b, with x of one position, or the mean."""
     config.fixed("summary_use_proj", True, "layers of the head")
     config.fixed("summary_proj_to_labels", False, "the width of a layer of the head")
     none = "summary_activation" in config.nulls

@@ -1,8 +1,8 @@
-"""BEiT (Bao et al. 2022) and data2vec for images (Baevski et al. 2022): ViT with relative position biases, LayerScale
-and no bias of keys.
+"""BEiT (Bao et al. 2022) and data2vec for images (Baevski et al. 2022): ViT with relative biases and LayerScale.
 
-The class token and the patches have biases for each offset on the grid, in each layer or one table for all layers. The
-classifier reads the norm of the mean of the patches, or the class token after the final norm.
+Keys have no bias. The biases are indexed by the offset of two patches on the grid, or by the class token, with a table
+per layer or one for all layers. The classifier reads the norm of the mean of the patches, or the class token after the
+final norm.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TABLE = "relative_position_bias.relative_position_bias_table"
 
 
 def _names(body: str) -> tuple[NameRule, ...]:
-    """Return the table of tensor names; ``body``: prefix of the names in files."""
+    """Return the name table; ``body``: prefix of the names in files."""
     attention = f"{_LAYER}attention.attention."
     rows = (
         NameRule(f"{_SLOT}0.body.query_bias", f"{attention}query.bias"),
@@ -48,7 +48,7 @@ def _names(body: str) -> tuple[NameRule, ...]:
 
 
 def _shares(spec: Model) -> bool:
-    """True if all layers have one table of biases."""
+    """Return True if all layers share one table of biases."""
     return any(getattr(_relative(block), "shared", False) for block in spec.layers[:1])
 
 
@@ -57,7 +57,7 @@ def _relative(block: Block) -> Relative:
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of BEiT: with mean pooling, there is no norm after the blocks, but one of the pooled vector."""
+    """Build the spec of BEiT: with mean pooling, the pooled vector is normalised, not the output of the blocks."""
     embeds = vit.frontend(config)
     if not config.flag("use_absolute_position_embeddings", False):
         embeds = embeds.changed(positions=NoPositions())
@@ -99,18 +99,18 @@ def _residual(config: Config) -> Residual:
 
 
 def _bias(config: Config, embeds: Patches) -> Relative:
-    """Build the relative positions of a config: a table of biases in each layer, one for all, or none."""
+    """Build the relative positions of a config: a table of biases per layer, one for all layers, or none."""
     own, shared = config.flag(_OWN, False), config.flag(_SHARED, False)
     if own and shared:
         raise UserError(
-            f"{config.source}: {_OWN} and {_SHARED} are both true, but qkv adds the biases of one table, "
-            "either of each layer or of all layers"
+            f"{config.source}: {_OWN} and {_SHARED} are both true, but qkv adds biases of one table only, "
+            "either per layer or for all layers"
         )
     if not own and not shared:
         return NoRelative()
     if embeds.height != embeds.width:
         raise UserError(
-            f"{config.source}: image_size is {embeds.height} × {embeds.width}, but relative position biases are read "
+            f"{config.source}: image_size is {embeds.height} × {embeds.width}, but qkv reads relative position biases "
             "for square images only"
         )
     return Bias2D(shared=shared)
@@ -149,7 +149,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _classifier(body: str) -> Architecture:
-    """Build the classifier of the mean of the patches, normalised, or of the class token. ``body``: prefix of names."""
+    """Build the classifier of the normalised mean of the patches, or of the class token. ``body``: prefix of names."""
 
     def read(config: Config) -> Head:
         if _pools_mean(config):
@@ -198,12 +198,12 @@ BEIT = Family(
     prefix="beit.",
     ignored=_index("beit."),
     ignored_config={
-        **dict.fromkeys(_OF_OTHERS, "of segmentation, or of a backbone"),
+        **dict.fromkeys(_OF_OTHERS, "used in segmentation, or as a backbone, only"),
         **dict.fromkeys(
             ("out_features", "out_indices", "stage_names", "reshape_hidden_states"), "output format of a backbone"
         ),
         "use_mask_token": "token of masked patches, used in pretraining only",
-        "vocab_size": "codes of pretraining",
+        "vocab_size": "number of codes in pretraining",
     },
 )
 DATA2VEC = replace(

@@ -22,7 +22,7 @@ _UNUSED = vit.unused("deit.")
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of DeiT: as for ViT, with one more learned position."""
+    """Build the spec of DeiT: like ViT, with one more learned position."""
     return vit.body(config, head, vit.feed_forward(config), vit.frontend(config, extra_tokens=_EXTRA))
 
 

@@ -1,6 +1,7 @@
-"""DINOv2 (Oquab et al. 2023): ViT with LayerScale, positions resampled to any image size, and optionally SwiGLU.
+"""DINOv2 (Oquab et al. 2023): ViT with LayerScale and optionally SwiGLU.
 
-The models with registers (Darcet et al. 2024) have learned vectors without positions between class token and patches.
+Positions are resampled to any image size. Models with registers (Darcet et al. 2024) have learned vectors without
+positions between class token and patches.
 """
 
 from __future__ import annotations
@@ -49,9 +50,7 @@ IGNORED_CONFIG: Reasons = {
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of DINOv2: the feed-forward branch has mlp_ratio · D hidden features, with SwiGLU two thirds of
-    them.
-    """
+    """Build the spec of DINOv2: mlp_ratio · D hidden features, or two thirds of them with SwiGLU."""
     return _body(config, head, vit.frontend(config, patch=14))
 
 
@@ -81,13 +80,14 @@ def _body(config: Config, head: Head, embeds: Patches) -> Model:
     )
     model = vit.body(config, head, second, embeds, residual, eps=1e-6)
     (block,) = model.blocks
-    # Dropout acts on the embeddings alone, drop path on the branches.
+    # dropout is applied to the embeddings only, drop path to the branches
     return model.changed(blocks=(block.changed(dropout=0.0, drop_path=config.number("drop_path_rate", 0.0)),))
 
 
 def _two_thirds(hidden: int) -> int:
-    """Return the number of hidden features with which SwiGLU has about as many weights as a plain branch with
-    ``hidden``: a multiple of 8.
+    """Return the number of hidden features with which SwiGLU has about as many weights as a plain feed-forward.
+
+    hidden: number of hidden features of the plain one. The result is a multiple of 8.
     """
     return (int(hidden * 2 / 3) + 7) // 8 * 8
 
@@ -103,7 +103,7 @@ def _config_registered(spec: Model) -> dict[str, Any] | None:
 
 
 def _count(spec: Model) -> int:
-    """Return the number of registers of a model's front end."""
+    """Return the number of registers of the model's front end."""
     return getattr(spec.frontend, "registers", 0)
 
 
@@ -135,7 +135,7 @@ def _is_gated(spec: Model) -> bool:
 
 
 def _classifier(leading: Callable[[Config], int], mask: Reasons) -> Architecture:
-    """Build the classifier of class token and mean of the patches. ``leading``: number of positions before these."""
+    """Build the classifier of class token and mean of the patches. ``leading``: positions before the patches."""
     pooling = ("first", "mean_rest")
     plain = vit.classifier("classifier", pooling)
     return replace(

@@ -1,6 +1,6 @@
-"""DINOv3 (Siméoni et al. 2025): ViT with 2-D RoPE of the patches, registers, LayerScale and no bias of keys.
+"""DINOv3 (Siméoni et al. 2025): ViT with 2-D RoPE of the patches, registers, and LayerScale.
 
-Published models have no head: their outputs are the final vectors.
+Keys have no bias. Published models have no head: their outputs are the final vectors.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of DINOv3, whose positions are coordinates of the patches relative to the image."""
+    """Build the spec of DINOv3; positions are the coordinates of patches relative to the image."""
     norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-5))
     network = GatedFeedForward if config.flag("use_gated_mlp", False) else FeedForward
     second = network(
@@ -81,7 +81,7 @@ def _attention(config: Config) -> Attention:
     )
     if query != value or key > query:
         raise UserError(
-            f"{config.source}: query_bias is {query}, key_bias {key} and value_bias {value}, but qkv knows a bias "
+            f"{config.source}: query_bias is {query}, key_bias {key} and value_bias {value}, but qkv supports a bias "
             "of all three, of queries and values, or of none"
         )
     return Attention(

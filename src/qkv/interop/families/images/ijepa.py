@@ -1,4 +1,4 @@
-"""I-JEPA (Assran et al. 2023): ViT without a class token, read through the mean of its patches."""
+"""I-JEPA (Assran et al. 2023): ViT without a class token; its output is the mean of the patches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNUSED = vit.unused("ijepa.")
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of I-JEPA: as for ViT, without the class token."""
+    """Build the spec of I-JEPA: like ViT, without the class token."""
     return vit.body(config, head, vit.feed_forward(config), vit.frontend(config).changed(class_token=False))
 
 

@@ -1,7 +1,7 @@
-"""ViT-MAE (He et al. 2022): the encoder of a masked autoencoder, a ViT that reads all patches here.
+"""ViT-MAE (He et al. 2022): the encoder of a masked autoencoder, which reads all patches here.
 
-The published class leaves out random patches in every pass, which is of pretraining only, as is the decoder. Exports
-are written as ViT.
+The published class omits random patches in every pass and has a decoder, both for pretraining only. Exports are written
+as ViT.
 """
 
 from __future__ import annotations

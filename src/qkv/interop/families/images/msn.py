@@ -1,6 +1,6 @@
 """ViT-MSN (Assran et al. 2022): ViT pretrained by masked siamese networks, without a pooler.
 
-Its files name the tensors of the blocks without the prefix of the body that the embeddings have.
+In its files, the tensor names of the blocks lack the prefix of the body, unlike those of the embeddings.
 """
 
 from __future__ import annotations

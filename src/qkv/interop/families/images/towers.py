@@ -1,8 +1,8 @@
-"""Image towers of CLIP (Radford et al. 2021), MetaCLIP 2 (Chuang et al. 2025) and SigLIP (Zhai et al. 2023), with a
-classifier or alone.
+"""Image towers of CLIP (Radford et al. 2021), MetaCLIP 2 (Chuang et al. 2025) and SigLIP (Zhai et al. 2023).
 
-CLIP has a class token, no bias of the patch map, a norm of the embeddings and none at the end; its classifier reads the
-mean of the patches. SigLIP has neither class token nor norm of the embeddings, and reads the mean of all positions.
+A tower is published with a classifier or alone. CLIP has a class token, no bias in the patch projection, and a norm of
+the embeddings but none at the end; its classifier reads the mean of the patches. SigLIP has neither class token nor
+norm of the embeddings, and its classifier reads the mean of all positions.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Tower:
-    """Kind of tower. ``patch``, ``activation`` and ``eps``: defaults of the config's keys."""
+    """Kind of tower. ``patch``, ``activation`` and ``eps``: defaults of config keys."""
 
     class_token: bool
     patch: int
     activation: str
     eps: float
     unread: Reasons = field(default_factory=dict)
-    """Tensors of the files that the final vectors do not depend on, with the reason."""
+    """Tensors in the files that do not affect the final vectors, with the reason."""
 
     def spec(self, config: Config, head: Head) -> Model:
-        """Build the spec from the config of a tower alone."""
+        """Build the spec from the config of a tower without the other tower."""
         norm = LayerNorm(eps=config.number("layer_norm_eps", self.eps))
         attention = Attention(
             num_heads=config.size("num_attention_heads", 12),
@@ -80,7 +80,7 @@ class Tower:
         )
 
     def config(self, spec: Model) -> dict[str, Any] | None:
-        """Return the config keys of a tower for ``spec``; None if its structure is another."""
+        """Return the config keys of a tower for ``spec``; None if its structure differs."""
         match shape_of(spec):
             case (
                 Block(branches=(Attention() as attention, FeedForward() as network), norm=LayerNorm() as norm),
@@ -105,30 +105,30 @@ class Tower:
         }
 
     def of_whole(self, config: Config, head: Head) -> Model:
-        """Build the spec from the config of both towers, of which only that of images is read."""
+        """Build the spec from a config of both towers, of which only the image tower is read."""
         inner = config.table("vision_config")
         model = self.spec(inner, head)
         inner.leave_unread(INNER)
         return model
 
     def config_of_whole(self, spec: Model) -> dict[str, Any] | None:
-        """Return config.json keys, with those of the tower in a table."""
+        """Return config.json keys of a model of both towers, with the image tower's keys in a table."""
         keys = self.config(spec)
         return keys and {"vision_config": keys}
 
 
 INNER: Reasons = {
-    "initializer_factor": "first values of weights",
-    "initializer_range": "first values of weights",
-    "projection_dim": "width of the map to the space of texts and images, which is not used",
+    "initializer_factor": "initialisation of weights",
+    "initializer_range": "initialisation of weights",
+    "projection_dim": "width of the projection to the joint space of texts and images, which is not used",
     "vision_use_head": "the pooling head, which is not used",
     "dropout": "from older versions; no effect",
 }
 OUTER: Reasons = {
     **INNER,
-    "text_config": "the tower of texts, which is not part of this model",
+    "text_config": "the text tower, which is not part of this model",
     **dict.fromkeys(("text_config_dict", "vision_config_dict"), "from older versions; no effect"),
-    "logit_scale_init_value": "first value of the scale of similarities",
+    "logit_scale_init_value": "initialisation of the scale of similarities",
 }
 _AT_THE_END = {f"{_BODY}post_layernorm.*": "norm of the pooled vector, which this architecture does not use"}
 _POOLING = {f"{_BODY}head.*": "the pooling head, which this architecture does not use"}

@@ -1,4 +1,4 @@
-"""ViT (Dosovitskiy et al. 2021): image patches after a class token, learned positions, pre-norm blocks.
+"""ViT (Dosovitskiy et al. 2021): a class token and image patches, learned positions, pre-norm blocks.
 
 DeiT has the same body, and DINOv2 has it under other tensor names.
 """
@@ -31,7 +31,7 @@ IGNORED_CONFIG: Reasons = {
 
 
 def names(body: str) -> tuple[NameRule, ...]:
-    """Return the table of tensor names of ViT's structure; ``body``: prefix of the names in files."""
+    """Return the name table of ViT's structure; ``body``: prefix of the names in files."""
     layer = "encoder.layer.{layer}"
     rows = (
         *embedded(""),
@@ -44,9 +44,7 @@ def names(body: str) -> tuple[NameRule, ...]:
 
 
 def embedded(body: str) -> tuple[NameRule, ...]:
-    """Return the table of tensor names of embeddings, attention and final norm; ``body``: prefix of the names
-    in files.
-    """
+    """Return the name table of embeddings, attention and final norm; ``body``: prefix of the names in files."""
     layer = "encoder.layer.{layer}.attention"
     rows = (
         NameRule("frontend.map.*", "embeddings.patch_embeddings.projection.*"),
@@ -69,7 +67,7 @@ def prefixed(body: str, rows: tuple[NameRule, ...]) -> tuple[NameRule, ...]:
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of ViT: D = hidden_size, num_hidden_layers blocks, intermediate_size feed-forward features."""
+    """Build the spec of ViT: D = hidden_size, num_hidden_layers blocks, intermediate_size hidden features."""
     return body(config, head, feed_forward(config), frontend(config))
 
 
@@ -81,15 +79,16 @@ def feed_forward(config: Config) -> FeedForward:
 
 
 def frontend(config: Config, patch: int = 16, extra_tokens: int = 0) -> Patches:
-    """Build the front end of a config: square patches after a class token and ``extra_tokens``. ``patch``: default
-    size.
+    """Build the front end of a config: class token, ``extra_tokens`` learned vectors, then square patches.
+
+    ``patch``: default size of a patch.
     """
     height, width = sides(config, "image_size", 224)
     size, other = sides(config, "patch_size", patch)
     if size != other:
         raise UserError(
-            f"{config.source}: patch_size is {size} × {other}, but qkv knows only square patches; "
-            "it changes the map from pixels to vectors"
+            f"{config.source}: patch_size is {size} × {other}, but qkv supports only square patches; "
+            "the size changes the map from pixels to vectors"
         )
     return Patches(
         patch=size,
@@ -103,7 +102,7 @@ def frontend(config: Config, patch: int = 16, extra_tokens: int = 0) -> Patches:
 
 
 def sides(config: Config, key: str, default: int) -> tuple[int, int]:
-    """Return (height, width) under a key that holds one number for both, or a list of two. Raises ``UserError``."""
+    """Return (height, width) from a key whose value is one number for both, or a list of two. Raises ``UserError``."""
     if not isinstance(config.values.get(key), list):
         side = config.size(key, default)
         return side, side
@@ -116,7 +115,7 @@ def sides(config: Config, key: str, default: int) -> tuple[int, int]:
 def body(
     config: Config, head: Head, second: Any, embeds: Patches, residual: Residual | None = None, eps: float = 1e-12
 ) -> Model:
-    """Build the spec of ViT's structure with that head, second branch and front end. ``eps``: default of the norms'."""
+    """Build the spec of ViT's structure with this head, second branch and front end. ``eps``: default ε of norms."""
     norm = LayerNorm(eps=config.number("layer_norm_eps", eps))
     attention = Attention(
         num_heads=config.size("num_attention_heads", 12),
@@ -139,8 +138,9 @@ def body(
 
 
 def config(spec: Model, extra_tokens: int = 0) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not ViT's with ``extra_tokens`` more learned
-    positions after the class token. Callers read them back to verify.
+    """Return config.json keys for ``spec``; None if its structure is not ViT's. Callers read them back to verify.
+
+    extra_tokens: number of learned positions after the class token.
     """
     block, embeds = shape_of(spec)
     second = block.branches[-1] if block else None
@@ -176,8 +176,9 @@ def keys(spec: Model) -> dict[str, Any] | None:
 
 
 def trained_size(embeds: Patches) -> tuple[int, int] | None:
-    """Return (height, width) of the images that the learned positions of a front end were trained for; None if it has
-    other positions.
+    """Return (height, width) of the images that the front end's learned positions were trained for.
+
+    Return None for other kinds of positions.
     """
     positions: Positions = embeds.positions
     if isinstance(positions, LearnedGrid) and tuple(positions.shape) != embeds.grid:
@@ -201,14 +202,12 @@ def classifier(output: str, pooling: Any = "first", ignored: Reasons | None = No
 
 
 def mask(body: str) -> Reasons:
-    """Return the unused tensor, the token of masked patches, with the reason. ``body``: prefix of the names in
-    files.
-    """
+    """Return the token of masked patches, an unused tensor, with the reason. ``body``: prefix of the names in files."""
     return {f"{body}embeddings.mask_token": "token of masked patches, used in pretraining only"}
 
 
 def no_registers(body: str) -> Reasons:
-    """Return the name of the register tensor, and why it is ignored: models without registers store it empty."""
+    """Return the register tensor with the reason for ignoring it: models without registers store it empty."""
     return {f"{body}embeddings.register_tokens": "empty, as the model has no registers"}
 
 

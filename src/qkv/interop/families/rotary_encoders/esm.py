@@ -1,8 +1,7 @@
-"""ESM-1b and ESM-2 (Rives et al. 2021; Lin et al. 2023), models of proteins: pre-norm blocks of BERT's structure with
-learned positions, or with RoPE in ESM-2.
+"""ESM-1b and ESM-2 (Rives et al. 2021; Lin et al. 2023), protein models: pre-norm blocks of BERT's structure.
 
-ESM-2 treats mask tokens as dropped out: their vectors are 0, and all others are scaled; see ``Text.mask_token``. The
-prediction of contacts is not read.
+ESM-1b has learned positions, ESM-2 has RoPE. ESM-2 treats mask tokens as dropped out: their vectors are 0, and all
+others are scaled; see ``Text.mask_token``. The head for contacts is not supported.
 """
 
 from __future__ import annotations
@@ -31,10 +30,8 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of ESM: D = hidden_size; learned positions after ``pad_token_id``, or RoPE of base
-    ``rope_theta``.
-    """
-    for key, only, meaning in (*_FIXED, ("is_folding_model", False, "the model, which then predicts structures")):
+    """Build the spec of ESM: D = hidden_size; learned positions after ``pad_token_id``, or RoPE."""
+    for key, only, meaning in (*_FIXED, ("is_folding_model", False, "the model, which would predict structures")):
         config.fixed(key, only, meaning)
     rotary, norm = config.word("position_embedding_type", "absolute", _ROTARY), LayerNorm(eps=_eps(config))
     reserved = 0 if rotary else config.integer("pad_token_id") + 1
@@ -83,7 +80,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _rotary_keys(rope: Rope) -> dict[str, Any]:
-    """Return the config keys of RoPE, with the padding id of all models, which transformers needs."""
+    """Return the config keys of RoPE, with the id of the padding token, which transformers requires."""
     return {"position_embedding_type": "rotary", "rope_theta": rope.base, "pad_token_id": 1}
 
 
@@ -93,7 +90,7 @@ def _table_keys(words: Text) -> dict[str, Any]:
 
 
 def _embedding_keys(text: Text) -> dict[str, Any]:
-    """Return the config keys of the norm of the embeddings and of mask tokens."""
+    """Return the config keys for the norm of the embeddings and for mask tokens."""
     dropped = {} if text.mask_token is None else {"mask_token_id": text.mask_token}
     normed = not text.norm.identity
     return {"emb_layer_norm_before": normed, "token_dropout": text.mask_token is not None, **dropped}

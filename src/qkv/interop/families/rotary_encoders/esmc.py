@@ -1,5 +1,6 @@
-"""ESM C (EvolutionaryScale 2024), models of proteins: Llama's blocks with LayerNorm, in both directions, with norms of
-queries and keys over all heads; each branch is divided by √(L / 36) of L layers.
+"""ESM C (EvolutionaryScale 2024), protein models: Llama's blocks with LayerNorm and bidirectional attention.
+
+Norms of queries and keys are over all heads; with L layers, the output of each branch is divided by √(L / 36).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NAMES = tuple(
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of ESM C: D = hidden_size; all norms have the usual ε of 1e-5."""
+    """Build the spec of ESM C: D = hidden_size; all norms have an ε of 1e-5."""
     layers = config.layers("num_hidden_layers")
     config.fixed("num_key_value_heads", config.size("num_attention_heads"), "the keys of attention")
     attention = gated.attention_of(
@@ -59,7 +60,7 @@ _ROWS = {
 
 
 def _words(config: Config) -> dict[str, Any]:
-    """Return the fields of the head, which is never tied, whatever ``tie_word_embeddings`` says."""
+    """Return the fields of the head, which is untied regardless of ``tie_word_embeddings``."""
     return {"transform": "gelu", "norm": _NORM, "tied": False}
 
 

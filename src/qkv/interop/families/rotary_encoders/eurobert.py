@@ -1,6 +1,6 @@
-"""EuroBERT (Boizard et al. 2025): Llama's blocks with attention in both directions.
+"""EuroBERT (Boizard et al. 2025): Llama's blocks with bidirectional attention.
 
-Its default pooling of a classifier, ``late``, averages the logits of all positions, which no head of qkv does.
+A classifier's default pooling ``late``, the mean of the logits of all positions, is not supported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POOLINGS = {"bos": "first", "mean": "mean"}
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of EuroBERT: as Llama's, without the causal mask."""
+    """Build the spec of EuroBERT: like Llama, without the causal mask."""
     attention = gated.attention_of(config, mask=Full(), bias=config.flag("attention_bias", False))
     layers = config.layers("num_hidden_layers")
     return gated.model_of(config, head, [attention] * layers, config.flag("mlp_bias", False))
@@ -56,7 +56,7 @@ def _classes(config: Config) -> Head:
     said = config.word("classifier_pooling", "late")
     if said not in POOLINGS:
         raise UserError(
-            f"{config.source}: classifier_pooling is {said!r}, but qkv knows only 'bos' and 'mean' here; 'late' is the "
+            f"{config.source}: classifier_pooling is {said!r}, but qkv supports only 'bos' and 'mean'; 'late' is the "
             "mean of the logits of all positions"
         )
     return heads.pooled_head(config, pooling=POOLINGS[said], hidden=config.size("hidden_size"), activation="gelu")

@@ -1,7 +1,7 @@
-"""Encoders of BERT's structure with RoPE instead of learned positions: Nomic BERT (Nussbaum et al. 2024), GTE (Zhang et
-al. 2024) and Jina embeddings v3 (Sturua et al. 2024).
+"""Encoders of BERT's structure with RoPE instead of learned positions.
 
-Nomic BERT and GTE have gated feed-forward networks. The adapters of Jina's tasks are files of their own.
+Nomic BERT (Nussbaum et al. 2024), GTE (Zhang et al. 2024) and Jina embeddings v3 (Sturua et al. 2024). Nomic BERT and
+GTE have gated feed-forward networks. Jina's adapters for tasks are separate files, which are not read.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import LayerNorm, Learned, NoPositions, Rope
 
 Network = Callable[[FeedForward], Branch]
-"""Function from BERT's feed-forward network to a family's, of the same size and activation."""
+"""Function from BERT's feed-forward network to the family's, with the same size and activation."""
 
 
 def names(body: str, norm: str, layer: str, parts: Mapping[str, str]) -> tuple[NameRule, ...]:
-    """Return the table of tensor names but for feed-forward networks. ``body``: prefix of the names in files; ``norm``:
-    that of the embeddings; ``layer``: pattern of a layer; ``parts``: own name in a layer -> published name.
+    """Return the name table without feed-forward networks.
+
+    ``body``: prefix of the names in files; ``norm``: name of the norm of the embeddings; ``layer``: pattern of a layer;
+    ``parts``: name of a part of a layer in qkv -> published name.
     """
     return (
         NameRule("frontend.table", f"{body}embeddings.word_embeddings.weight"),
@@ -41,7 +43,7 @@ def names(body: str, norm: str, layer: str, parts: Mapping[str, str]) -> tuple[N
 
 
 def reader(network: Network, bias: bool) -> Callable[[Config, Head], Model]:
-    """Return the function from a config to a spec. ``bias``: of attention."""
+    """Return a function from a config to a spec. ``bias``: whether attention has biases."""
 
     def read(config: Config, head: Head) -> Model:
         norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-12))
@@ -60,7 +62,7 @@ def reader(network: Network, bias: bool) -> Callable[[Config, Head], Model]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is another. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     match shape_of(spec):
         case (
             Block(branches=(Attention(relative=Rope() as rope) as attention, network), order="post") as block,
@@ -80,7 +82,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _gate(feed_forward: FeedForward) -> Branch:
-    activation: Any = feed_forward.activation  # config keys name no activation with learned numbers here
+    activation: Any = feed_forward.activation  # these config keys have no activation with learned numbers
     return GatedFeedForward(hidden=feed_forward.hidden, activation=activation, bias=False)
 
 

@@ -1,7 +1,7 @@
-"""RoFormer (Su et al. 2021): BERT's structure with RoPE, whose pairs are adjacent features; the embeddings may be
-narrower than the model, with a linear map.
+"""RoFormer (Su et al. 2021): BERT's structure with RoPE, whose pairs are adjacent features.
 
-In training, the classification head of transformers also applies dropout to the first position's vector.
+The embeddings may be narrower than the model, with a linear map. In training, the classification head of transformers
+also applies dropout to the first position's vector.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ TABLE = {f"{_BODY}encoder.embed_positions.weight": "the sinusoids of RoPE, compu
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of RoFormer: as BERT's, with RoPE of base 10,000 on whole heads."""
-    config.fixed("rotary_value", False, "the values, which are rotated too")
+    """Build the spec of RoFormer: like BERT, with RoPE of base 10,000 on whole heads."""
+    config.fixed("rotary_value", False, "the values, which would be rotated, too")
     model = bert.spec(config, VectorsHead())
     (block,) = model.blocks
     attention, *others = block.branches

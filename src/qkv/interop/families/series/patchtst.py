@@ -1,7 +1,7 @@
-"""PatchTST (Nie et al. 2023): patches of each channel of a window, which is standardised, and blocks with batch norm.
+"""PatchTST (Nie et al. 2023): patches of each channel of a standardised window, and blocks with batch norm.
 
-In a published model the last patch ends at the last step of the window; first steps that do not fill a patch are left
-out. Both kinds of published positions, learned and sinusoidal, are stored as a table in the files.
+In a published model the last patch ends at the last step of the window; first steps that do not fill a patch are
+ignored. Both kinds of published positions, learned and sinusoidal, are stored as a table in the files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from qkv.system.errors import UserError, quoted
 
 _LAYER, _ATTENTION = "model.encoder.layers.{layer}", "model.encoder.layers.{layer}.self_attn"
 _OVER = {"mean": "mean", None: "flatten"}
-"""Published name of the pooling of the head's vectors -> name in qkv."""
+"""Published name of the pooling in the head -> name in qkv."""
 _NORMALISE = {"std": "window", None: "none"}
 """Published name of the normalisation of a window -> name in qkv."""
 _NORMS = {"batchnorm": BatchNorm, "layernorm": LayerNorm}
@@ -39,7 +39,7 @@ def _over_batch(spec: Model) -> bool:
 
 
 def _norm(branch: int, theirs: str) -> tuple[NameRule, ...]:
-    """Return the table of tensor names of the norm of a branch; ``theirs``: published name."""
+    """Return the name table of a branch's norm; ``theirs``: its published name."""
     ours, published = f"blocks.{{layer}}.branches.{branch}.norm", f"{_LAYER}.{theirs}"
     inside = f"{published}.batchnorm"
     return (
@@ -63,14 +63,12 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of PatchTST: context_length steps in patches of patch_length, d_model features, ffn_dim hidden
-    features.
-    """
+    """Build the spec of PatchTST: context_length steps, patches of patch_length, d_model features, ffn_dim hidden."""
     config.fixed("channel_attention", False, "which channels a position sees")
     config.fixed("share_embedding", True, "the map from patches to vectors")
-    config.fixed("minimum_scale", 1e-5, "the least variance of a window")
+    config.fixed("minimum_scale", 1e-5, "the lower limit of a window's variance")
     config.fixed("use_cls_token", False, "the positions of a window")
-    config.word("positional_encoding_type", "sincos", {"random": 0, "sincos": 0})  # the file holds both as a table
+    config.word("positional_encoding_type", "sincos", {"random": 0, "sincos": 0})  # the file stores both as a table
     embeds = _frontend(config)
     norm = config.word("norm_type", "batchnorm", _NORMS)(eps=config.number("norm_eps", 1e-5))
     attention = Attention(
@@ -118,12 +116,12 @@ def _frontend(config: Config) -> SeriesPatches:
 
 
 def _named(config: Config, key: str, default: str, known: dict[Any, str]) -> str:
-    """Return the value in ``known`` for the text or null under a key. Raises ``UserError`` for any other value."""
+    """Return what ``known`` maps the text or null under a key to. Raises ``UserError`` for any other value."""
     found = config.values.get(key, None if key in config.nulls else default)
     config.asked.add(key)
     if not isinstance(found, str | None) or found not in known:
         allowed = " and ".join("null" if name is None else quoted(name) for name in known)
-        raise UserError(f"{config.source}: {key} is {quoted(found)}, but qkv knows only {allowed}")
+        raise UserError(f"{config.source}: {key} is {quoted(found)}, but qkv supports only {allowed}")
     return known[found]
 
 
@@ -166,7 +164,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _forecast(config: Config) -> Head:
-    """Build the head that joins or averages the vectors of all patches and predicts one number for each future step."""
+    """Build the head that concatenates or averages the vectors of patches and predicts one number per step."""
     config.fixed("share_projection", True, "the head of each channel")
     _named(config, "loss", "mse", {"mse": "mse"})
     return ForecastHead(

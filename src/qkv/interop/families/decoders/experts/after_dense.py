@@ -1,6 +1,7 @@
-"""Families with Llama's attention, dense first layers, and the experts of DeepSeek-V3 after them: GLM-4.5 (Z.ai 2025),
-dots.llm1 (Xiaohongshu 2025), EXAONE MoE (LG AI Research 2026), HY 3 (Tencent 2026), and Solar Open (Upstage 2026), all
-of whose layers have experts.
+"""Families with Llama's attention, whose first layers are dense and whose later layers have the experts of DeepSeek-V3.
+
+GLM-4.5 (Z.ai 2025), dots.llm1 (Xiaohongshu 2025), EXAONE MoE (LG AI Research 2026), HY 3 (Tencent 2026), and Solar Open
+(Upstage 2026), which has experts in all layers.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def spec_of_glm(config: Config, head: Head) -> Model:
 
 
 def spec_of_dots(config: Config, head: Head) -> Model:
-    """Build the spec of dots.llm1: norms of queries and keys; layers from ``max_window_layers`` on have a sliding
-    window, unless ``layer_types`` says otherwise.
+    """Build the spec of dots.llm1: queries and keys have norms.
+
+    Layers from ``max_window_layers`` on have a sliding window, unless ``layer_types`` is set.
     """
     slides, first = config.has("sliding_window"), config.integer("max_window_layers", 62)
     kinds = gated.kinds_of(config, lambda i: gated.SLIDING if slides and i >= first else gated.FULL)
@@ -212,7 +214,7 @@ EXAONE_MOE = _family(
     spec=spec_of_exaone,
     config=config_of_exaone,
     names=(*experts.names(experts.MLP, bias="e_score_correction_bias"), *gated.NAMES),
-    ignored={**gated.IGNORED, "mtp.*": "part of a head for further tokens, which is not loaded"},
+    ignored={**gated.IGNORED, "mtp.*": "part of a multi-token prediction head, which is not loaded"},
     defaults={
         "vocab_size": 102400,
         "hidden_size": 4096,

@@ -1,5 +1,7 @@
-"""Families with experts in every layer: OLMoE (Muennighoff et al. 2024), FlexOlmo (Shi et al. 2025), with the attention
-of OLMo 2, and MiniMax-M2 (2025), whose scores are logistic.
+"""Families with experts in every layer.
+
+OLMoE (Muennighoff et al. 2024) and FlexOlmo (Shi et al. 2025) have the attention of OLMo 2; MiniMax-M2 (2025) has
+logistic scores.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _MINIMAX = experts.ExpertKeys(
 
 def spec_of_olmoe(config: Config, head: Head) -> Model:
     """Build the spec of OLMoE: norms of queries and keys over all heads; ``attention_bias`` adds biases."""
-    config.fixed("clip_qkv", None, "limits of queries, keys and values after their norms")
+    config.fixed("clip_qkv", None, "clipping of queries, keys and values after their norms")
     return _olmo(config, head)
 
 
@@ -43,13 +45,14 @@ def _olmo(config: Config, head: Head) -> Model:
 
 
 def spec_of_flex_olmo(config: Config, head: Head) -> Model:
-    """Build the spec of FlexOlmo: OLMoE's, with norms of the branches' outputs in place of those of their inputs."""
+    """Build the spec of FlexOlmo: like OLMoE, with norms of the branches' outputs instead of their inputs."""
     return gated.with_blocks(_olmo(config, head), order="res_post")
 
 
 def spec_of_minimax(config: Config, head: Head) -> Model:
-    """Build the spec of MiniMax-M2: norms of queries and keys over all heads; RoPE on the first ``rotary_dim`` features
-    of a head.
+    """Build the spec of MiniMax-M2: norms of queries and keys over all heads.
+
+    RoPE rotates the first ``rotary_dim`` features of a head.
     """
     head_dim = config.size("head_dim")
     fraction = config.integer("rotary_dim") / head_dim if config.has("rotary_dim") else 1.0
@@ -62,7 +65,7 @@ def _attention(config: Config, **fields: Any) -> Attention:
 
 
 def config_of_olmo(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is another one. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     found = _OLMO.config(spec, lambda dense: gated.config_of(dense, _bias))
     return None if found is None else {**found, "pad_token_id": None}
 

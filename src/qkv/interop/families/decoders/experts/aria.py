@@ -27,10 +27,12 @@ _KEYS = experts.ExpertKeys(
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of Aria's text model: the weights of the chosen experts sum to 1. ``hidden_act`` is silu, which
-    the published code fixes in experts, whatever shared experts have.
+    """Build the spec of Aria's text model: the weights of the chosen experts sum to 1.
+
+    The published code always uses SiLU in routed experts, and ``hidden_act`` in shared experts; qkv supports only
+    "silu".
     """
-    config.fixed("hidden_act", "silu", "the activation of shared experts alone")
+    config.fixed("hidden_act", "silu", "the activation of shared experts only")
     config.fixed("mlp_bias", False, "biases of the shared experts")
     attention = gated.attention_of(config, bias=config.flag("attention_bias", False))
     return _KEYS.spec(config, gated.model_of(config, head, [attention] * config.layers("num_hidden_layers")))

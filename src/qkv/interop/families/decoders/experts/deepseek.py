@@ -1,5 +1,6 @@
-"""DeepSeek-V2 and V3 (DeepSeek-AI 2024): latent attention, and experts that are chosen from groups, after dense layers.
-GLM-4.7-Flash (Z.ai 2026) and Youtu-LLM (Tencent 2025, without experts) have their structure.
+"""DeepSeek-V2 and V3 (DeepSeek-AI 2024): latent attention, dense first layers, then experts that are chosen by groups.
+
+GLM-4.7-Flash (Z.ai 2026) and Youtu-LLM (Tencent 2025, without experts) have the same structure.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CHOSEN = {
 """Config keys of experts that DeepSeek-V2 and V3 share."""
 IN_GROUPS = {**CHOSEN, "normalised": "norm_topk_prob", "groups": "n_group", "top_groups": "topk_group"}
 BY_BIAS = {"router": "sigmoid", "balance": BalanceBias()}
-"""Scores of DeepSeek-V3: the logistic function, with a bias for the choice."""
+"""Router of DeepSeek-V3: logistic scores, with a bias that is used in the choice only."""
 _V2 = experts.ExpertKeys(CHOSEN, {"normalised": False}, experts.after_first())
 _V2_GROUPS = experts.ExpertKeys(
     {**CHOSEN, "groups": "n_group", "top_groups": "topk_group"},
@@ -39,8 +40,9 @@ _METHODS = {"greedy": _V2, "group_limited_greedy": _V2_GROUPS}
 
 
 def spec_of_v2(config: Config, head: Head) -> Model:
-    """Build the spec of DeepSeek-V2: scores are a softmax over all experts. ``topk_method`` "group_limited_greedy":
-    experts of the groups with the largest single scores alone.
+    """Build the spec of DeepSeek-V2: router scores are a softmax over all experts.
+
+    ``topk_method`` "group_limited_greedy": experts are chosen only from the groups with the largest single scores.
     """
     config.fixed("mlp_bias", False, "biases of the feed-forward networks")
     keys: experts.ExpertKeys = config.word("topk_method", "greedy", _METHODS)
@@ -48,12 +50,12 @@ def spec_of_v2(config: Config, head: Head) -> Model:
 
 
 def spec_of_v3(config: Config, head: Head) -> Model:
-    """Build the spec of DeepSeek-V3: scores are logistic, and a bias takes part in the choice of groups and experts."""
+    """Build the spec of DeepSeek-V3: router scores are logistic, plus a bias in the choice of groups and experts."""
     return _V3.spec(config, latent.interleaved_model_of(config, head))
 
 
 def spec_of_listed(config: Config, head: Head) -> Model:
-    """Build the spec of a family whose ``mlp_layer_types`` says which layers have experts."""
+    """Build the spec of a family in which ``mlp_layer_types`` lists the layers with experts."""
     return _LISTED.spec(config, latent.interleaved_model_of(config, head))
 
 
@@ -71,7 +73,7 @@ def config_of_v3(spec: Model) -> dict[str, Any] | None:
 
 
 def config_of_listed(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is another one. Callers read them back to verify."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     return _LISTED.config(spec, latent.config_of)
 
 
@@ -89,7 +91,7 @@ def _family(name: str, model_type: str, stem: str, heads: dict[str, Architecture
             **experts.IGNORED_CONFIG,
             **dict.fromkeys(("head_dim", "qk_head_dim"), "given by qk_nope_head_dim and qk_rope_head_dim"),
             **dict.fromkeys(
-                ("moe_layer_freq", "norm_topk_prob"), "not read by the published code of this family where qkv does not"
+                ("moe_layer_freq", "norm_topk_prob"), "read by the published code of this family only where qkv does"
             ),
             "embedding_initializer_range": "initialisation",
         },
@@ -98,8 +100,8 @@ def _family(name: str, model_type: str, stem: str, heads: dict[str, Architecture
 
 
 def further(*layers: int) -> Reasons:
-    """Return the tensors of published layers that predict further tokens, with the reason for ignoring them."""
-    return {f"model.layers.{layer}.*": "part of a head for further tokens, which is not loaded" for layer in layers}
+    """Return the layers of multi-token prediction in published files, with the reason for ignoring them."""
+    return {f"model.layers.{layer}.*": "part of a multi-token prediction head, which is not loaded" for layer in layers}
 
 
 _HEADS = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}

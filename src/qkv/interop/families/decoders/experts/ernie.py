@@ -1,5 +1,6 @@
-"""ERNIE 4.5 with experts (Baidu 2025): Llama's attention with adjacent RoPE pairs in the files, and experts in a range
-of layers, chosen by a softmax and a bias.
+"""ERNIE 4.5 with experts (Baidu 2025): Llama's attention, with adjacent RoPE pairs in the files.
+
+A range of layers has experts, which are chosen by a softmax and a bias.
 """
 
 from __future__ import annotations
@@ -52,11 +53,13 @@ _KEYS = experts.ExpertKeys(
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of ERNIE 4.5: layers from ``moe_layer_start_index`` to ``moe_layer_end_index`` whose number
-    ``moe_layer_interval`` divides have experts.
+    """Build the spec of ERNIE 4.5.
+
+    Layers from ``moe_layer_start_index`` to ``moe_layer_end_index`` have experts if ``moe_layer_interval`` divides
+    their number.
     """
-    config.fixed("use_bias", False, "biases of linear maps, but not of those of the experts")
-    config.fixed("moe_norm_min", 1e-12, "the smallest sum by which the weights of experts are divided")
+    config.fixed("use_bias", False, "biases of linear layers, except in experts")
+    config.fixed("moe_norm_min", 1e-12, "the lower limit of the sum that the weights of experts are divided by")
     attention = gated.attention_of(config)
     return _KEYS.spec(config, gated.model_of(config, head, [attention] * config.layers("num_hidden_layers")))
 
@@ -79,7 +82,7 @@ ERNIE_MOE = Family(
         *gated.NAMES,
     ),
     prefix="model.",
-    ignored={**gated.IGNORED, "*mtp*": "part of a head for further tokens, which is not loaded"},
+    ignored={**gated.IGNORED, "*mtp*": "part of a multi-token prediction head, which is not loaded"},
     ignored_config={**HEAD_KEYS, **experts.IGNORED_CONFIG},
     defaults={
         "vocab_size": 103424,

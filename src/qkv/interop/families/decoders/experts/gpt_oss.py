@@ -1,5 +1,6 @@
-"""gpt-oss (OpenAI 2025): attention with a learned sink per head and a sliding window in every second layer, and experts
-whose bounded factors alternate in the files.
+"""gpt-oss (OpenAI 2025): attention with a learned sink per head, and a sliding window in every second layer.
+
+Experts have clipped gate and up features, whose rows alternate in the files.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ _KEYS = experts.ExpertKeys(
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of gpt-oss. An expert is (u + 1) · g σ(1.702 g) with g and u bounded by ``swiglu_limit``; the
-    softmax of the chosen scores alone is that of all, divided by its sum. Layers 0, 2, … have a sliding window, unless
-    ``layer_types`` says otherwise.
+    """Build the spec of gpt-oss.
+
+    An expert computes (u + 1) · g σ(1.702 g), with g and u clipped at ``swiglu_limit``. The weights of the chosen
+    experts are the softmax of their scores only, which equals the softmax of all scores divided by its sum over the
+    chosen ones. Layers 0, 2, … have a sliding window, unless ``layer_types`` is set.
     """
     config.fixed("swiglu_alpha", 1.702, "the activation of experts")
     config.nulls.discard("rope_parameters")  # null means the default, as in the published config class
@@ -47,7 +50,7 @@ def config(spec: Model) -> dict[str, Any] | None:
     if found is None:
         return None
     table = found.pop("rope_scaling", {"rope_type": "default"})
-    window = masks["sliding_window"] or spec.context_length  # transformers builds a window mask even if none has one
+    window = masks["sliding_window"] or spec.context_length  # transformers requires a window, even if no layer has one
     return {
         **found,
         "hidden_act": "silu",  # not read

@@ -1,6 +1,7 @@
-"""Mixtral (Jiang et al. 2024), Qwen2-MoE (Yang et al. 2024) and Qwen3-MoE (Yang et al. 2025): Llama's attention and a
-mixture of experts, whose scores are a softmax over all experts. Qwen2-MoE has biases of queries, keys and values and a
-shared expert with a gate, and Qwen3-MoE norms of queries and keys.
+"""Families with Llama's attention and a mixture of experts, whose router scores are a softmax over all experts.
+
+Mixtral (Jiang et al. 2024), Qwen2-MoE (Yang et al. 2024) and Qwen3-MoE (Yang et al. 2025). Qwen2-MoE has biases of
+queries, keys and values, and a gated shared expert; Qwen3-MoE has norms of queries and keys.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ def spec_of_mixtral(config: Config, head: Head) -> Model:
 
 
 def spec_of_qwen2_moe(config: Config, head: Head) -> Model:
-    """Build the spec of Qwen2-MoE. ``norm_topk_prob``: the weights of experts sum to 1. With a sliding window, every
-    second layer below ``max_window_layers`` has it, unless ``layer_types`` says otherwise.
+    """Build the spec of Qwen2-MoE. ``norm_topk_prob``: the weights of experts sum to 1.
+
+    If a sliding window is used, every second layer below ``max_window_layers`` has it, unless ``layer_types`` is set.
     """
     slides, first = config.flag("use_sliding_window", False), config.integer("max_window_layers", 28)
     kinds = gated.kinds_of(config, lambda i: gated.SLIDING if slides and i % 2 == 0 and i < first else gated.FULL)
     if gated.SLIDING in kinds:
-        config.fixed("use_sliding_window", True, "the size of the window of the layers that have one")
+        config.fixed("use_sliding_window", True, "the window size of layers with a window")
     attention = gated.attention_of(config, bias=config.flag("qkv_bias", True), output_bias=False)
     layers = [attention.changed(mask=gated.mask_of(config, kind)) for kind in kinds]
     return _QWEN2_MOE.spec(config, gated.model_of(config, head, layers))

@@ -1,7 +1,7 @@
-"""Bamba (IBM 2024) and the hybrid Granite 4 (IBM 2025): Mamba-2 and attention, each before a feed-forward network.
+"""Bamba (IBM 2024) and the hybrid Granite 4 (IBM 2025): Mamba-2 or attention, each followed by a feed-forward network.
 
-Granite has fixed factors, and experts beside a network that every position reads; models without experts have only
-that network.
+Granite has constant factors, and experts besides a network for all positions; models without experts have only that
+network.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def mixers_of(config: Config, attention: Attention, kinds: list[str]) -> list[Br
 
 
 def spec_of_bamba(config: Config, head: Head) -> Model:
-    """Build the spec of Bamba: the layers in ``attn_layer_indices`` have attention, which turns half of each head."""
+    """Build the spec of Bamba: layers in ``attn_layer_indices`` have attention, with RoPE on half of each head."""
     attention = gated.attention_of(config, bias=config.flag("attention_bias", False), relative=rope_of(config, 0.5))
     attends = config.items("attn_layer_indices") if config.has("attn_layer_indices") else []
     layers = config.layers("num_hidden_layers")
@@ -50,7 +50,7 @@ def spec_of_bamba(config: Config, head: Head) -> Model:
 
 
 def spec_of_granite(config: Config, head: Head) -> Model:
-    """Build the spec of the hybrid Granite: without ``position_embedding_type`` "rope", no positions."""
+    """Build the spec of the hybrid Granite: no positions unless ``position_embedding_type`` is "rope"."""
     placed = config.has("position_embedding_type") and config.word("position_embedding_type") == "rope"
     attention = gated.attention_of(
         config,
@@ -70,7 +70,7 @@ def spec_of_granite(config: Config, head: Head) -> Model:
 
 
 def _feed_forward(config: Config, single: Branch) -> Branch:
-    """Return the experts of the hybrid Granite, or without any the network that every position reads."""
+    """Return the experts of the hybrid Granite, or without experts the network for all positions."""
     assert isinstance(single, GatedFeedForward)
     shared, experts = config.size("shared_intermediate_size"), config.integer("num_local_experts")
     if not experts:
@@ -103,7 +103,7 @@ def config_of_bamba(spec: Model) -> dict[str, Any] | None:
 
 
 def config_of_granite(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if it is no hybrid Granite. Callers read them back."""
+    """Return config.json keys for ``spec``; None if it is not a hybrid Granite. Callers read them back."""
     attention = first_mixer(spec, Attention)
     if not isinstance(spec.frontend, Text) or not isinstance(spec.layers[0].residual, Add) or attention is None:
         return None
@@ -127,7 +127,7 @@ def config_of_granite(spec: Model) -> dict[str, Any] | None:
 
 
 def _dense(block: Block) -> Block:
-    """Return the block with one expert in place of all, whose keys ``gated.config_of`` writes."""
+    """Return the block with a single expert instead of all; ``gated.config_of`` writes the keys of that expert."""
     match block.branches:
         case (mixer, MixtureOfExperts() as experts):
             single = GatedFeedForward(hidden=experts.hidden, activation=experts.activation)
@@ -191,7 +191,7 @@ _DEFAULTS = {
 IGNORED_CONFIG: Reasons = {
     **HEAD_KEYS,
     **dict.fromkeys(("z_loss_coefficient", "router_aux_loss_coef"), "training"),
-    **dict.fromkeys(("output_router_logits", "num_logits_to_keep"), "format of a call's outputs"),
+    **dict.fromkeys(("output_router_logits", "num_logits_to_keep"), "output format of a call"),
     "mamba_chunk_size": "execution setting",
 }
 _UNPLACED: Reasons = dict.fromkeys(

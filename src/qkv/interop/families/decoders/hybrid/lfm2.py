@@ -1,4 +1,4 @@
-"""LFM2 (Liquid AI 2025): short convolutions between two gates, and grouped-query attention in a part of the layers."""
+"""LFM2 (Liquid AI 2025): gated short convolutions, and grouped-query attention in some layers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ KINDS = {"attention": "full_attention", "gated_convolution": "conv"}
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of LFM2. Without ``layer_types``, the layers in ``full_attn_idxs`` have attention, by default all.
+    """Build the spec of LFM2. Without ``layer_types``, layers in ``full_attn_idxs`` (default: all) have attention.
 
-    ``block_auto_adjust_ff_dim``: the feed-forward has 2/3 of ``intermediate_size`` features, times a factor, rounded
-    up.
+    With ``block_auto_adjust_ff_dim``, the feed-forward has 2/3 of ``intermediate_size`` hidden features, times a
+    factor, rounded up.
     """
     norm = RMSNorm(eps=config.number("norm_eps"))
     attention = gated.attention_of(config, qk_norm=norm, relative=rope_of(config))
@@ -68,7 +68,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def convolution_config(spec: Model) -> dict[str, Any]:
-    """Return the config keys of the convolutions of ``spec``; empty without any."""
+    """Return the config keys of the convolutions of ``spec``; empty if there are none."""
     convolution = first_mixer(spec, GatedConvolution)
     return {} if convolution is None else {"conv_L_cache": convolution.kernel_size, "conv_bias": convolution.bias}
 
@@ -93,13 +93,13 @@ MIXER_NAMES = (
     NameRule(f"{_OURS}0.body.query_norm.weight", f"{_ATTENTION}q_layernorm.weight"),
     NameRule(f"{_OURS}0.body.key_norm.weight", f"{_ATTENTION}k_layernorm.weight"),
 )
-"""Rows of the mixers, the norms and the table of LFM2."""
+"""Name table of LFM2's mixers, norms and token table."""
 _FEED_FORWARD = f"{_LAYER}feed_forward."
 DENSE_NAMES = (
     NameRule(f"{_OURS}1.body.gate_up.weight", (f"{_FEED_FORWARD}w1.weight", f"{_FEED_FORWARD}w3.weight"), PAIR),
     NameRule(f"{_OURS}1.body.down.weight", f"{_FEED_FORWARD}w2.weight"),
 )
-"""Rows of a dense feed-forward of LFM2."""
+"""Name table of a dense feed-forward of LFM2."""
 
 LFM2 = Family(
     name="LFM2",

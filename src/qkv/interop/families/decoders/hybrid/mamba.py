@@ -1,6 +1,6 @@
 """Mamba (Gu & Dao 2023) and Falcon-Mamba (TII 2024): blocks of one selective state-space mixer.
 
-Falcon-Mamba normalises the vectors that steps, b and c are made of, without weights.
+Falcon-Mamba normalises the vectors that steps, b and c are computed from; the norms have no weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _mixer(config: Config, norm: Norm) -> Mamba:
 
 
 def _rank(config: Config, width: int) -> int:
-    """Return ``time_step_rank``; "auto", also by default: a sixteenth of the width, rounded up."""
+    """Return ``time_step_rank``; "auto", the default, is a sixteenth of the width, rounded up."""
     automatic = -(-width // 16)
     if config.values.get("time_step_rank") == "auto":
         config.has("time_step_rank")
@@ -85,7 +85,7 @@ def config_of_falcon(spec: Model) -> dict[str, Any] | None:
 
 
 def mamba_names(theirs: str) -> tuple[NameRule, ...]:
-    """Return the rows of Mamba as the first branch of a block; ``theirs``: prefix of the published names."""
+    """Return the name-table rows of Mamba as a block's first branch; ``theirs``: prefix of published names."""
     ours, kind = "blocks.{layer}.branches.0.body.", "mamba"
     plain = {
         "selection.weight": "x_proj.weight",

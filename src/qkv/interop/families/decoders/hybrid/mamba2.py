@@ -35,7 +35,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def single_mixers(config: Config, head: Head, mixer: Branch) -> Model:
-    """Build the spec of a model whose blocks are one mixer each."""
+    """Build the spec of a model with one mixer per block."""
     norm = RMSNorm(eps=config.number("layer_norm_epsilon"))
     return Model(
         width=config.size("hidden_size"),
@@ -60,7 +60,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def single_mixers_config(spec: Model) -> dict[str, Any]:
-    """Return the config keys of a model whose blocks are one mixer each, without those of the mixer."""
+    """Return the config keys of a model with one mixer per block, without those of the mixer."""
     norm = spec.layers[0].norm
     return {
         "hidden_size": spec.width,
@@ -77,7 +77,7 @@ NAMES = (
     NameRule("blocks.{layer}.branches.0.norm.weight", "backbone.layers.{layer}.norm.weight"),
     NameRule("norm.weight", "backbone.norm_f.weight"),
 )
-"""Rows of all but the mixers."""
+"""Name table of a model with one mixer per block, without the mixer."""
 IGNORED_CONFIG: Reasons = {
     **HEAD_KEYS,
     **dict.fromkeys(
@@ -90,7 +90,7 @@ IGNORED_CONFIG: Reasons = {
             "time_step_init_scheme",
             "rescale_prenorm_residual",
         ),
-        "first weights before training",
+        "initialisation of weights",
     ),
     **dict.fromkeys(
         ("chunk_size", "use_mambapy", "use_falcon_mambapy", "use_associative_scan", "residual_in_fp32"),

@@ -1,6 +1,4 @@
-"""Nemotron-H and Nemotron 3 (NVIDIA 2025): blocks of one branch, which is Mamba-2, attention, a feed-forward network
-or experts.
-"""
+"""Nemotron-H and Nemotron 3 (NVIDIA 2025): blocks of one branch: Mamba-2, attention, feed-forward or experts."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of Nemotron-H: attention has no positions, and steps of Mamba-2 are at least ``time_step_min``."""
+    """Build the spec of Nemotron-H: attention without positions; steps of Mamba-2 are at least ``time_step_min``."""
     kinds, norm = _kinds(config), RMSNorm(eps=config.number("layer_norm_epsilon"))
     builders = {
         "linear_attention": lambda: KEYS.read(config, min_step=config.number("time_step_min")),
@@ -71,7 +69,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _kinds(config: Config) -> list[str]:
-    """Return the kind of each layer, from a list or from a letter for each."""
+    """Return the kind of each layer, from a list of names or from a string with one letter per layer."""
     pattern = config.word("hybrid_override_pattern") if config.has("hybrid_override_pattern") else ""
     if config.has("layers_block_type"):
         return [OLDER.get(str(kind), str(kind)) for kind in config.items("layers_block_type")]
@@ -100,13 +98,13 @@ def _feed_forward(config: Config) -> FeedForward:
 
 
 def _experts(config: Config) -> MixtureOfExperts:
-    """Build the spec of the experts: their bias is a buffer that is added to the scores for the choice alone."""
+    """Build the spec of the experts; a buffer of biases is added to the scores for the choice only."""
     if config.has("moe_latent_size"):
         raise UserError(
             f"{config.source}: moe_latent_size is {config.integer('moe_latent_size')}; needs: experts that read a "
             "projection of the vectors"
         )
-    config.fixed("mlp_bias", False, "biases of shared experts alone")
+    config.fixed("mlp_bias", False, "biases of shared experts only")
     return MixtureOfExperts(
         num_experts=config.size("n_routed_experts"),
         top_k=config.integer("num_experts_per_tok"),
@@ -196,7 +194,7 @@ NAMES = (
     NameRule(f"{_OURS}balance.bias", f"{_MIXER}gate.e_score_correction_bias"),
 )
 
-_FURTHER = "prediction of further tokens, which training and speculative decoding use"
+_FURTHER = "multi-token prediction, which training and speculative decoding use"
 NEMOTRON_H = Family(
     name="Nemotron-H",
     base="Llama",
@@ -213,7 +211,7 @@ NEMOTRON_H = Family(
         **dict.fromkeys(
             ("chunk_size", "use_mamba_kernels", "mamba_ssm_cache_dtype", "residual_in_fp32"), "execution setting"
         ),
-        **dict.fromkeys(("num_logits_to_keep", "output_router_logits"), "format of a call's outputs"),
+        **dict.fromkeys(("num_logits_to_keep", "output_router_logits"), "output format of a call"),
         **dict.fromkeys(
             (
                 "time_step_limit",

@@ -1,6 +1,6 @@
 """Qwen3-Next and Qwen3.5 (Qwen team 2025, 2026): the gated delta rule, and gated attention in every fourth layer.
 
-Norms have scales 1 + w, but the norm after the delta rule has w. Of Qwen3.5, the text model is read.
+Norms have scales 1 + w, except the norm after the delta rule, which has w. qkv reads the text model of Qwen3.5 only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KINDS = {"attention": "full_attention", "gated_delta": "linear_attention"}
 
 
 def mixers_of(config: Config) -> list[Branch]:
-    """Return the mixer of each layer; without ``layer_types``, every fourth has attention."""
+    """Return the mixer of each layer; without ``layer_types``, every fourth layer has attention."""
     norm = norm_of(config)
     attention = gated.attention_of(
         config,
@@ -44,7 +44,7 @@ def mixers_of(config: Config) -> list[Branch]:
 
 
 def norm_of(config: Config) -> RMSNorm:
-    """Build the norm of branches, heads and the end."""
+    """Build the norm spec of branches, heads and the end of the stack."""
     return RMSNorm(eps=config.number("rms_norm_eps", 1e-6), zero_centred=True)
 
 
@@ -60,13 +60,13 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def attention_config(attention: Attention, feed_forward: object) -> dict[str, Any]:
-    """Return the config keys of an attention that the family adds."""
+    """Return the config keys of gated attention that Llama-like families lack."""
     rope = attention.relative if isinstance(attention.relative, Rope) else Rope()
     return {"attention_bias": attention.bias, FRACTION: rope.fraction, **(rope_config(rope, partial=True) or {})}
 
 
 def gate_division(spec: Model) -> tuple[RowDivision, ...]:
-    """Return how the rows of ``q_proj`` are divided: in each head those of the queries, then those of the gate."""
+    """Return how the rows of ``q_proj`` are divided: in each head first the queries, then the output gate."""
     attention = next((b.branches[0] for b in spec.layers if isinstance(b.branches[0], Attention)), None)
     if attention is None:
         return ()
@@ -87,7 +87,7 @@ MIXER_NAMES = (
     *DELTA_NAMES,
     *gated.NAMES,
 )
-"""Rows of everything but the maps of the delta rule and experts."""
+"""Name table of everything but the projections of the delta rule and the experts."""
 NAMES = (
     NameRule(f"{_OURS}qkv.weight", f"{_DELTA}in_proj_qkv.weight", of="gated_delta"),
     NameRule(f"{_OURS}gate.weight", f"{_DELTA}in_proj_z.weight", of="gated_delta"),
@@ -105,11 +105,11 @@ DEFAULTS = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }
-"""Values of missing keys in all versions."""
+"""Default values of config keys, for all versions."""
 IGNORED = {
     **gated.IGNORED,
     "model.visual.*": "part of the image tower, which qkv does not read",
-    "mtp.*": "prediction of further tokens, which training and speculative decoding use",
+    "mtp.*": "multi-token prediction, which training and speculative decoding use",
 }
 
 QWEN3_5 = Family(
@@ -123,7 +123,7 @@ QWEN3_5 = Family(
     prefix="model.",
     divisions=gate_division,
     ignored=IGNORED,
-    ignored_config={**HEAD_KEYS, "mtp_num_hidden_layers": "prediction of further tokens"},
+    ignored_config={**HEAD_KEYS, "mtp_num_hidden_layers": "multi-token prediction"},
     older={"model.language_model.": "model."},
     defaults={
         **DEFAULTS,

@@ -1,4 +1,4 @@
-"""Qwen3-Next (Qwen team 2025) and the sparse Qwen3.5 (2026): mixers of Qwen3.5, experts, and a gated shared expert."""
+"""Qwen3-Next (Qwen team 2025) and the sparse Qwen3.5 (2026): Qwen3.5's mixers, experts, and a gated shared expert."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ _SPARSE = experts.ExpertKeys(_FIELDS, {**_SHARED, "normalised": True})
 
 
 def spec_of_next(config: Config, head: Head) -> Model:
-    """Build the spec of Qwen3-Next: every ``decoder_sparse_step``-th layer that ``mlp_only_layers`` does not name has
-    experts.
+    """Build the spec of Qwen3-Next.
+
+    Every ``decoder_sparse_step``-th layer has experts, except layers in ``mlp_only_layers``.
     """
     return _NEXT.spec(config, qwen3_5.spec(config, head))
 
@@ -47,13 +48,13 @@ def config_of_next(spec: Model) -> dict[str, Any] | None:
 
 
 def config_of_sparse(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if it is no sparse Qwen3.5. Callers read them back."""
+    """Return config.json keys for ``spec``; None if it is not a sparse Qwen3.5. Callers read them back."""
     found = _SPARSE.config(spec, qwen3_5.config)
     return None if found is None else {key: value for key, value in found.items() if key != "intermediate_size"}
 
 
 def divisions(spec: Model) -> tuple[RowDivision, ...]:
-    """Return how rows of Qwen3-Next are divided: by head of attention, and by head of keys of the delta rule."""
+    """Return how rows of Qwen3-Next's tensors are divided: by attention head, and by key head of the delta rule."""
     delta, gates = first_mixer(spec, GatedDelta), qwen3_5.gate_division(spec)
     if delta is None:
         return gates
@@ -81,7 +82,7 @@ NEXT_NAMES = (
     NameRule(f"{_BODY}strength.weight", f"{_DELTA}ba.weight[strength]", of="gated_delta"),
     NameRule(f"{_BODY}forgetting.weight", f"{_DELTA}ba.weight[forgetting]", of="gated_delta"),
 )
-"""Rows of the maps of the delta rule in Qwen3-Next, which lie in two tensors."""
+"""Name table of the projections of the delta rule in Qwen3-Next, which are in two tensors."""
 _DEFAULTS = {
     **qwen3_5.DEFAULTS,
     "hidden_size": 2048,
@@ -93,7 +94,7 @@ _DEFAULTS = {
 _IGNORED_CONFIG: Reasons = {
     **HEAD_KEYS,
     **experts.IGNORED_CONFIG,
-    "mtp_num_hidden_layers": "prediction of further tokens",
+    "mtp_num_hidden_layers": "multi-token prediction",
 }
 
 QWEN3_NEXT = Family(

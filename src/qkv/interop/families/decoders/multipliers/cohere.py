@@ -1,8 +1,9 @@
-"""Command R (Cohere 2024), Command R+ and Command R7B: attention and feed-forward beside each other on one layer norm
-without bias, and a fixed factor of the logits. In the files the two features of a RoPE pair are adjacent.
+"""Command R (Cohere 2024), Command R+ and Command R7B: parallel attention and feed-forward, constant factor of the
+logits.
 
-Command R+ has norms of queries and keys with weights of its own in each head. Of Command R7B ("cohere2"), layers with
-a sliding window have RoPE, and layers with full attention have no positions.
+Both branches share one layer norm without bias. RoPE pairs are adjacent in the files. Command R+ has norms of queries
+and keys, with separate weights per head. In Command R7B ("cohere2"), layers with a sliding window have RoPE, and layers
+with full attention have no positions.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NAMES = (
 
 
 def spec_of_cohere(config: Config, head: Head) -> Model:
-    """Build the spec of "cohere": ``use_qk_norm`` adds norms of queries and keys, ``attention_bias`` biases."""
+    """Build the spec of "cohere": ``use_qk_norm`` adds norms of queries and keys, ``attention_bias`` adds biases."""
     norms = config.flag("use_qk_norm", False)
     attention = gated.attention_of(
         config,
@@ -45,8 +46,10 @@ def spec_of_cohere(config: Config, head: Head) -> Model:
 
 
 def spec_of_cohere2(config: Config, head: Head) -> Model:
-    """Build the spec of "cohere2": layer i has full attention without positions where ``sliding_window_pattern``
-    divides i + 1, unless ``layer_types`` says otherwise.
+    """Build the spec of "cohere2".
+
+    Unless ``layer_types`` is set, layer i has full attention without positions if ``sliding_window_pattern`` divides i
+    + 1.
     """
     pattern = config.integer("sliding_window_pattern", 4)
     if pattern < 1:
@@ -82,7 +85,7 @@ def config_of_cohere2(spec: Model) -> dict[str, Any] | None:
     keys, masks = gated.config_of(gated.with_rope(spec)[0], _bias), gated.masks_config(spec)
     if keys is None:
         return None
-    window = masks["sliding_window"] or spec.context_length  # transformers builds a window mask even if none has one
+    window = masks["sliding_window"] or spec.context_length  # transformers requires a window, even if no layer has one
     return {**keys, "sliding_window": window, "layer_types": masks["layer_types"]}
 
 

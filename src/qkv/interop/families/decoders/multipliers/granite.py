@@ -1,8 +1,7 @@
-"""Granite (IBM 2024), Granite with sliding windows (2025) and HyperCLOVA X (NAVER 2025): Llama's blocks with fixed
-factors of embeddings, scores, branches and logits.
+"""Families with Llama's blocks and constant factors of embeddings, scores, branches and logits.
 
-"granite_swa" has a learned logit per head in the softmax, and layers that differ in window and RoPE. HyperCLOVA X may
-have norms after its branches too.
+Granite (IBM 2024), Granite with sliding windows (2025) and HyperCLOVA X (NAVER 2025). "granite_swa" has a learned logit
+per head in the softmax, and layers that differ in window and RoPE. HyperCLOVA X may have norms after its branches, too.
 """
 
 from __future__ import annotations
@@ -25,16 +24,19 @@ from qkv.system.errors import UserError
 
 
 def spec_of_granite(config: Config, head: Head) -> Model:
-    """Build the spec of Granite: ``attention_multiplier`` is the scale of the scores; ``attention_bias`` and
-    ``mlp_bias`` add biases.
+    """Build the spec of Granite: ``attention_multiplier`` is the scale of the scores.
+
+    ``attention_bias`` and ``mlp_bias`` add biases.
     """
     temperature = temperature_of(config, "attention_multiplier")
     return _model(config, head, [_attention(config, temperature=temperature)] * config.layers("num_hidden_layers"))
 
 
 def spec_of_granite_swa(config: Config, head: Head) -> Model:
-    """Build the spec of "granite_swa": every fourth layer, from the first on, has full attention, unless
-    ``layer_types`` says otherwise. ``layer_rope_theta`` gives the base of each layer's RoPE, or 0 for none.
+    """Build the spec of "granite_swa".
+
+    Layers 0, 4, … have full attention, unless ``layer_types`` is set. ``layer_rope_theta`` is the base of each layer's
+    RoPE, or 0 for a layer without RoPE.
     """
     kinds = gated.kinds_of(config, lambda i: gated.SLIDING if i % 4 else gated.FULL)
     rope = rope_of(config)
@@ -56,8 +58,9 @@ def spec_of_granite_swa(config: Config, head: Head) -> Model:
 
 
 def spec_of_hyperclovax(config: Config, head: Head) -> Model:
-    """Build the spec of HyperCLOVA X: ``use_post_norm`` adds norms after the branches; without
-    ``attention_multiplier``, scores are divided by √Dk.
+    """Build the spec of HyperCLOVA X: ``use_post_norm`` adds norms after the branches.
+
+    Without ``attention_multiplier``, scores are divided by √Dk.
     """
     given = config.has("attention_multiplier")
     temperature = temperature_of(config, "attention_multiplier") if given else 1.0
@@ -78,8 +81,9 @@ def _model(config: Config, head: Head, layers: list[Attention]) -> Model:
 
 
 def config_of_granite(spec: Model, rope: bool = True) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Granite's. Callers read them back. ``rope``:
-    as for ``gated.config_of``.
+    """Return config.json keys for ``spec``; None if its structure is not Granite's. Callers read them back.
+
+    ``rope``: as in ``gated.config_of``.
     """
 
     def keys(attention: Attention, feed_forward: GatedFeedForward | FeedForward) -> dict[str, Any]:
@@ -98,7 +102,7 @@ def config_of_granite(spec: Model, rope: bool = True) -> dict[str, Any] | None:
 
 
 def config_of_granite_swa(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not that of "granite_swa"."""
+    """Return config.json keys for ``spec``; None if its structure is not "granite_swa"'s."""
     alike, _ = gated.with_rope(spec)
     keys, masks = config_of_granite(alike, rope=False), gated.masks_config(spec)
     relatives = [getattr(block.branches[0], "relative", None) for block in spec.layers]
@@ -106,7 +110,7 @@ def config_of_granite_swa(spec: Model) -> dict[str, Any] | None:
     first = gated.rope_keys(alike)
     if keys is None or first is None:
         return None
-    window = masks["sliding_window"] or spec.context_length  # transformers builds a window mask even if none has one
+    window = masks["sliding_window"] or spec.context_length  # transformers requires a window, even if no layer has one
     return {
         **keys,
         **first,
@@ -117,7 +121,7 @@ def config_of_granite_swa(spec: Model) -> dict[str, Any] | None:
 
 
 def config_of_hyperclovax(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not that of HyperCLOVA X."""
+    """Return config.json keys for ``spec``; None if its structure is not HyperCLOVA X's."""
     keys = config_of_granite(spec)
     return None if keys is None else {**keys, "use_post_norm": spec.layers[0].order == "sandwich"}
 

@@ -45,7 +45,7 @@ def config(spec: Model) -> dict[str, Any] | None:
     keys = gated.config_of(spec, lambda attention, _: {"attention_bias": attention.bias})
     if keys is None:
         return None
-    # Without a table, the published config class would take its default scaling.
+    # without a table, the published config class would use its default scaling
     table = {"rope_type": "default", "rope_theta": keys.pop("rope_theta"), **keys.pop("rope_scaling", {})}
     return {**keys, "rope_parameters": table}
 

@@ -1,5 +1,6 @@
-"""EXAONE 4.0 (LG AI Research 2025): Llama's blocks with norms of queries and keys, and of the branches' outputs. With a
-sliding window in some layers, those with full attention have no positions.
+"""EXAONE 4.0 (LG AI Research 2025): Llama's blocks with norms of queries and keys, and of the branches' outputs.
+
+If some layers have a sliding window, the layers with full attention have no positions.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from qkv.system.errors import UserError
 
 
 def attentions_of(config: Config) -> list[Attention]:
-    """Build the attention of each layer: layer i has full attention where ``sliding_window_pattern`` divides i + 1,
-    unless ``layer_types`` says otherwise; without ``sliding_window``, all layers have full attention and RoPE.
+    """Build the attention of each layer.
+
+    Unless ``layer_types`` is set, layer i has full attention if ``sliding_window_pattern`` divides i + 1. Without
+    ``sliding_window``, all layers have full attention and RoPE.
     """
     slides, named = config.has("sliding_window"), config.items("layer_types")
     config.has("sliding_window_pattern")
@@ -34,7 +37,7 @@ def attentions_of(config: Config) -> list[Attention]:
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of EXAONE 4: the norms of its blocks follow the branches."""
+    """Build the spec of EXAONE 4: norms are applied to the outputs of the branches."""
     return gated.with_blocks(gated.model_of(config, head, attentions_of(config)), order="res_post")
 
 

@@ -25,8 +25,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of Hunyuan: with ``alpha``, "dynamic" RoPE is NTK-aware scaling by that factor, at any length;
-    ``attention_bias`` adds biases.
+    """Build the spec of Hunyuan: ``attention_bias`` adds biases.
+
+    With ``alpha``, "dynamic" RoPE means NTK-aware scaling by that factor, at any length.
     """
     attention = gated.attention_of(
         config,
@@ -39,12 +40,12 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _rope(config: Config) -> Rope:
-    """Build the RoPE of a config, in which a fixed factor ``alpha`` of the base has the name "dynamic"."""
+    """Build the RoPE of a config; "dynamic" with the key ``alpha`` means a constant factor of the base."""
     table = config.table("rope_scaling") if config.table("rope_scaling").values else config.table("rope_parameters")
     alpha = table.number("alpha", 0.0)
     if not alpha or table.word("rope_type", table.word("type", "default")) != "dynamic":
         return rope_of(config)
-    for key in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):  # of no effect beside alpha
+    for key in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"):  # without effect beside alpha
         table.has(key)
     base = table.number("rope_theta", config.number("rope_theta", 10000.0))
     return Rope(base=base, scaling=NTKScaling(factor=alpha) if alpha != 1 else None)

@@ -1,6 +1,7 @@
-"""NanoChat (Karpathy 2025): RMS norms without weights, of the embeddings and of rotated queries and keys too, and a
-feed-forward of squared ReLU without gate. Its rotation turns the other way: in the files the two halves of a head are
-exchanged.
+"""NanoChat (Karpathy 2025): RMS norms without weights, also of the embeddings and of rotated queries and keys.
+
+The feed-forward has squared ReLU and no gate. RoPE rotates in the opposite direction, so the two halves of a head are
+exchanged on conversion.
 """
 
 from __future__ import annotations

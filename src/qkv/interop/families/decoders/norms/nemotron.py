@@ -1,5 +1,6 @@
-"""Nemotron-4 (Parmar et al. 2024) and Minitron: layer norms with the factor 1 + weight, a feed-forward of squared ReLU
-without gate, and RoPE on half of each head.
+"""Nemotron-4 (Parmar et al. 2024) and Minitron: layer norms with scale 1 + weight, RoPE on half of each head.
+
+The feed-forward has squared ReLU and no gate.
 """
 
 from __future__ import annotations

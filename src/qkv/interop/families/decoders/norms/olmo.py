@@ -1,7 +1,8 @@
-"""OLMo (Groeneveld et al. 2024), OLMo 2 (2025) and OLMo 3 (2025), of the Allen Institute for AI.
+"""OLMo (Groeneveld et al. 2024), OLMo 2 (2025) and OLMo 3 (2025), by the Allen Institute for AI.
 
-OLMo: Llama's blocks with layer norms without weights, and limits of queries, keys and values. OLMo 2: norms of the
-branches' outputs, and of queries and keys over all heads. OLMo 3: besides, a sliding window in three of four layers.
+OLMo: Llama's blocks with layer norms without weights, and clipped queries, keys and values. OLMo 2: norms of the
+branches' outputs, and of queries and keys over all heads. OLMo 3: in addition, a sliding window in three of four
+layers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _BASE = 500_000.0
 
 
 def spec_of_olmo(config: Config, head: Head) -> Model:
-    """Build the spec of OLMo: ``clip_qkv`` limits queries, keys and values; ``attention_bias`` adds biases."""
+    """Build the spec of OLMo: ``clip_qkv`` clips queries, keys and values; ``attention_bias`` adds biases."""
     clip = config.number("clip_qkv") if config.has("clip_qkv") else None
     attention = gated.attention_of(config, bias=config.flag("attention_bias", False), clip=clip)
     norm = LayerNorm(weight=False, bias=False)
@@ -32,20 +33,21 @@ def spec_of_olmo(config: Config, head: Head) -> Model:
 
 
 def spec_of_olmo2(config: Config, head: Head) -> Model:
-    """Build the spec of OLMo 2: ``attention_bias`` adds biases to all linear maps of attention."""
+    """Build the spec of OLMo 2: ``attention_bias`` adds biases to all linear layers of attention."""
     return _with_output_norms(config, head, [_attention(config)] * config.layers("num_hidden_layers"))
 
 
 def spec_of_olmo3(config: Config, head: Head) -> Model:
-    """Build the spec of OLMo 3: every fourth layer has full attention, unless ``layer_types`` says otherwise; the kinds
-    of layers may have other settings of RoPE.
+    """Build the spec of OLMo 3: every fourth layer has full attention, unless ``layer_types`` is set.
+
+    Layers with full attention and with a window may have different settings of RoPE.
     """
     base, kinds = config.number("rope_theta", _BASE), gated.kinds_of(config, _kind)
     tables = config.table("rope_parameters").values
     if base != _BASE and gated.SLIDING in kinds and gated.SLIDING not in tables:
         raise UserError(
             f"{config.source}: rope_theta is {base:g}, which libraries read differently for layers with a sliding "
-            "window; give rope_parameters, with a table for each kind of layer"
+            "window; set rope_parameters, with a table for each kind of layer"
         )
     config.nulls.discard("rope_parameters")  # null means the default, as in the published config class
     ropes = layer_ropes(config, {gated.FULL: base, gated.SLIDING: base}, scaled=gated.FULL)
@@ -99,7 +101,7 @@ def config_of_olmo3(spec: Model) -> dict[str, Any] | None:
             tables[kind] = rope_table(attention.relative)
     if None in tables.values():
         return None
-    window = masks["sliding_window"] or spec.context_length  # transformers builds a window mask even if none has one
+    window = masks["sliding_window"] or spec.context_length  # transformers requires a window, even if no layer has one
     return {**keys, "rope_parameters": tables, "layer_types": masks["layer_types"], "sliding_window": window}
 
 

@@ -1,5 +1,6 @@
-"""Persimmon (Adept 2023): pre-norm blocks with biases, layer norms of queries and keys, a feed-forward of squared ReLU
-without gate, and RoPE on half of each head. Each head's rows of queries, keys and values are adjacent in the files.
+"""Persimmon (Adept 2023): pre-norm blocks with biases, layer norms of queries and keys, RoPE on half of each head.
+
+The feed-forward has squared ReLU and no gate. The rows of a head's query, key and value are adjacent in the files.
 """
 
 from __future__ import annotations

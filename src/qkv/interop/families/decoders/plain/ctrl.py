@@ -1,6 +1,6 @@
-"""CTRL (Keskar et al. 2019): pre-norm blocks with ReLU, sinusoidal positions, token vectors times √D.
+"""CTRL (Keskar et al. 2019): pre-norm blocks with ReLU, sinusoidal positions, embeddings times √D.
 
-Control codes are tokens, so nothing else of the model knows them.
+Control codes are ordinary tokens, which the model does not treat differently.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of CTRL: D = n_embd, n_layer blocks, n_head heads, dff feed-forward features;
-    ``layer_norm_epsilon`` is that of the final norm alone.
+    """Build the spec of CTRL: D = n_embd, n_layer blocks, n_head heads, dff hidden features.
+
+    ``layer_norm_epsilon`` is the epsilon of the final norm only.
     """
     feed_forward = FeedForward(hidden=config.size("dff", 8192), activation="relu")
     branches = Attention(num_heads=config.size("n_head", 16)), feed_forward

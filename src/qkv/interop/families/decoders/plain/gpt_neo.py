@@ -1,6 +1,6 @@
 """GPT-Neo (Black et al. 2021) and GPT-BigCode (StarCoder, Li et al. 2023): decoders with GPT-2's names.
 
-GPT-Neo does not scale its scores and has a window in some layers; GPT-BigCode has one head of keys and values.
+GPT-Neo does not scale its scores and has a window in some layers; GPT-BigCode has one key/value head.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ _ATTENTION = f"{_THEIRS}attn.attention."
 
 
 def _fused(spec: Model) -> Way:
-    """Return the conversion of queries, keys and values: in turn for each head, or after one another if all queries
-    share one head.
+    """Return the conversion of queries, keys and values.
+
+    They alternate by head, or follow one another if all queries share one key/value head.
     """
     attention = spec.layers[0].branches[0]
     shared = isinstance(attention, Attention) and attention.kv_heads == 1
@@ -56,8 +57,10 @@ def _fused(spec: Model) -> Way:
 
 
 def spec_of_neo(config: Config, head: Head) -> Model:
-    """Build the spec of GPT-Neo: ``attention_types`` lists pairs of kinds, "global" or "local", and repetitions;
-    without it the two alternate, global first.
+    """Build the spec of GPT-Neo.
+
+    ``attention_types`` lists pairs of kinds, "global" or "local", and repetitions; by default, the two kinds alternate,
+    global first.
     """
     width, heads, layers = config.size("hidden_size"), config.size("num_heads"), config.layers("num_layers")
     types = config.items("attention_types")
@@ -86,7 +89,7 @@ def config_of_neo(spec: Model) -> dict[str, Any] | None:
 
 
 def spec_of_bigcode(config: Config, head: Head) -> Model:
-    """Build the spec of GPT-BigCode: with ``multi_query`` all queries share one head of keys and values."""
+    """Build the spec of GPT-BigCode: with ``multi_query``, all queries share one key/value head."""
     config.fixed("scale_attn_weights", True, "the scale of attention")
     config.fixed("add_cross_attention", False, "the branches of a block")
     shared = config.flag("multi_query", True)

@@ -26,7 +26,7 @@ NAMES = (
 
 
 def _with_activation(blocks: tuple[Block, ...], order: Any, activation: Activation) -> tuple[Block, ...]:
-    """Return the blocks with that order and, in their feed-forward, that activation."""
+    """Return the blocks with this order and, in the feed-forward, this activation."""
     return tuple(
         block.changed(order=order, branches=(first, second.changed(activation=activation)))
         for block in blocks
@@ -35,7 +35,7 @@ def _with_activation(blocks: tuple[Block, ...], order: Any, activation: Activati
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of GPT: as GPT-2's, with 4 D feed-forward features, post-norm blocks and no final norm."""
+    """Build the spec of GPT: like GPT-2, but with 4 D hidden features, post-norm blocks and no final norm."""
     activation = config.word("afn", "gelu", INWARD)
     model = gpt2.spec(config, head)
     return model.changed(blocks=_with_activation(model.blocks, "post", activation), norm=NoNorm())

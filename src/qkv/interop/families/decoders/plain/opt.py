@@ -1,6 +1,6 @@
 """OPT (Zhang et al. 2022), BioGPT (Luo et al. 2022) and XGLM (Lin et al. 2022): decoders with fairseq's names.
 
-OPT and BioGPT have learned positions with offset 2, XGLM sinusoids from 2 on.
+OPT and BioGPT have learned positions with offset 2, XGLM sinusoids with first position 2.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _OFFSET = 2
 
 
 def spec_of_opt(config: Config, head: Head) -> Model:
-    """Build the spec of OPT: pre-norm blocks; the models of 350 million parameters, with projections, are refused."""
+    """Build the spec of OPT: pre-norm blocks. The 350M model, which projects its embeddings, is refused."""
     width = config.size("hidden_size")
     config.fixed("word_embed_proj_dim", width, "the width of token vectors")
     config.fixed("do_layer_norm_before", True, "positions of the norms in a block")
@@ -68,7 +68,7 @@ def spec_of_opt(config: Config, head: Head) -> Model:
 
 def _scaled(keys: PlainKeys, positions: Positions) -> Any:
     def spec(config: Config, head: Head) -> Model:
-        """Build the spec of BioGPT or XGLM: pre-norm blocks; token vectors times √D by default."""
+        """Build the spec of BioGPT or XGLM: pre-norm blocks; by default embeddings are multiplied by √D."""
         attentions = [keys.attention(config)] * config.layers(keys.layers)
         config.fixed("activation_dropout", 0.0, "dropout within the feed-forward")
         config.fixed("add_cross_attention", False, "the branches of a block")
@@ -88,7 +88,7 @@ def config_of_opt(spec: Model) -> dict[str, Any] | None:
 
 def _scaled_keys(keys: PlainKeys) -> Any:
     def config(spec: Model) -> dict[str, Any] | None:
-        """Return config.json keys for ``spec``; None if its structure is another one. Callers read them back."""
+        """Return config.json keys for ``spec``; None if its structure differs. Callers read them back."""
         found, text = keys.config(spec), spec.frontend
         return None if found is None or not isinstance(text, Text) else {**found, "scale_embedding": text.scale}
 
@@ -96,7 +96,7 @@ def _scaled_keys(keys: PlainKeys) -> Any:
 
 
 def _names(prefix: str, last: str = "layer_norm") -> tuple[NameRule, ...]:
-    """Return the table of tensor names below ``prefix``; ``last``: name of the norm that ends the stack."""
+    """Return the name table below ``prefix``; ``last``: name of the norm at the end of the stack."""
     return (
         NameRule("frontend.table", f"{prefix}.embed_tokens.weight"),
         NameRule("norm.*", f"{prefix}.{last}.*"),
@@ -128,7 +128,7 @@ OPT = Family(
     names=_names("model.decoder", "final_layer_norm"),
     prefix="model.",
     older={"decoder.version": "model.decoder.version"},
-    ignored={"model.decoder.version": "a mark of the format"},
+    ignored={"model.decoder.version": "version of the format"},
     ignored_config=_IGNORED_CONFIG,
     defaults={
         "vocab_size": 50272,

@@ -1,6 +1,7 @@
-"""Phi-1 and Phi-2 (Gunasekar et al. 2023), GPT-J (Wang & Komatsuzaki 2021) and CodeGen (Nijkamp et al. 2022): attention
-and feed-forward beside each other on one norm, RoPE on a part of each head, and a head with bias. In the files of GPT-J
-and CodeGen RoPE pairs are adjacent.
+"""Decoders with parallel attention and feed-forward on one norm, RoPE on a part of each head, and a head with bias.
+
+Phi-1 and Phi-2 (Gunasekar et al. 2023), GPT-J (Wang & Komatsuzaki 2021) and CodeGen (Nijkamp et al. 2022). RoPE pairs
+are adjacent in the files of GPT-J and CodeGen.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _WORDS = Architecture(_biased, _biased_keys, (NameRule("head.*", "lm_head.*"),))
 
 
 def spec_of_phi(config: Config, head: Head) -> Model:
-    """Build the spec of Phi: biases in all linear maps; by default RoPE turns half of each head."""
+    """Build the spec of Phi: biases in all linear layers; by default RoPE rotates half of each head."""
     config.fixed("qk_layernorm", False, "norms of queries and keys")
     heads = config.size("num_attention_heads")
     attention = _PHI.attention(
@@ -61,8 +62,9 @@ def spec_of_phi(config: Config, head: Head) -> Model:
 
 
 def spec_of_gptj(config: Config, head: Head) -> Model:
-    """Build the spec of GPT-J: no biases in attention; RoPE turns the first ``rotary_dim`` features of a head,
-    or all if it is null.
+    """Build the spec of GPT-J: no biases in attention.
+
+    RoPE rotates the first ``rotary_dim`` features of a head, or all if it is null.
     """
     head_dim = config.size("n_embd") // config.size("n_head")
     rope = Rope(fraction=config.integer("rotary_dim", head_dim) / head_dim)
@@ -110,7 +112,7 @@ def _shards(spec: Model) -> Way:
 
 
 def spec_of_codegen(config: Config, head: Head) -> Model:
-    """Build the spec of CodeGen, that of GPT-J. Raises ``UserError`` unless the heads fill four shards."""
+    """Build the spec of CodeGen: like GPT-J. Raises ``UserError`` if the number of heads is not a multiple of four."""
     heads = config.size("n_head")
     if heads % 4 or not config.has("rotary_dim"):
         raise UserError(

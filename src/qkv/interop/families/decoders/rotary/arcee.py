@@ -1,4 +1,4 @@
-"""Arcee (Arcee AI 2025) and Jais 2 (Inception 2025): Llama with a feed-forward of squared ReLU without gate.
+"""Arcee (Arcee AI 2025) and Jais 2 (Inception 2025): like Llama, but the feed-forward has squared ReLU and no gate.
 
 Arcee has RMSNorm, Jais 2 LayerNorm and biases.
 """
@@ -25,7 +25,7 @@ def _layer_norm(config: Config) -> Norm:
 
 def _spec(norm: Callable[[Config], Norm]) -> Callable[[Config, Head], Model]:
     def spec(config: Config, head: Head) -> Model:
-        """Build the spec of Arcee or Jais 2: ``attention_bias`` and ``mlp_bias`` add biases to all linear maps."""
+        """Build the spec of Arcee or Jais 2: ``attention_bias`` and ``mlp_bias`` add biases to all linear layers."""
         attention = gated.attention_of(config, bias=config.flag("attention_bias"))
         layers, bias = config.layers("num_hidden_layers"), config.flag("mlp_bias")
         return gated.model_of(config, head, [attention] * layers, bias, norm(config), FeedForward)
@@ -34,7 +34,7 @@ def _spec(norm: Callable[[Config], Norm]) -> Callable[[Config, Head], Model]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is another one. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back."""
     return gated.config_of(
         spec, lambda attention, feed_forward: {"attention_bias": attention.bias, "mlp_bias": feed_forward.bias}
     )

@@ -1,5 +1,6 @@
-"""GLM-4 (GLM Team 2024), with the model types "glm" and "glm4": Llama's blocks with biases of queries, keys and values,
-and RoPE on half of each head, whose pairs are adjacent in the files. "glm4" also has norms after its branches.
+"""GLM-4 (GLM Team 2024), with the model types "glm" and "glm4": Llama's blocks with biases of queries, keys and values.
+
+RoPE rotates half of each head; its pairs are adjacent in the files. "glm4" also has norms after its branches.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def spec_of_glm(config: Config, head: Head) -> Model:
 
 
 def spec_of_glm4(config: Config, head: Head) -> Model:
-    """Build the spec of "glm4": as "glm", with norms before and after each branch."""
+    """Build the spec of "glm4": like "glm", with norms before and after each branch."""
     model = spec_of_glm(config, head)
     return model.changed(blocks=tuple(block.changed(order="sandwich") for block in model.blocks))
 

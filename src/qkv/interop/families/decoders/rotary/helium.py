@@ -1,6 +1,4 @@
-"""Helium (Kyutai 2025) and ERNIE 4.5 (Baidu 2025), dense: Llama's blocks; the two features of a RoPE pair are adjacent
-in their files.
-"""
+"""Helium (Kyutai 2025) and the dense ERNIE 4.5 (Baidu 2025): Llama's blocks; RoPE pairs are adjacent in the files."""
 
 from __future__ import annotations
 
@@ -16,8 +14,9 @@ from qkv.spec.model import Model
 
 
 def spec_of_helium(config: Config, head: Head) -> Model:
-    """Build the spec of Helium: ``attention_bias`` adds biases to queries, keys and values, ``mlp_bias`` to the
-    feed-forward.
+    """Build the spec of Helium.
+
+    ``attention_bias`` adds biases to queries, keys and values, ``mlp_bias`` to the feed-forward.
     """
     attention = gated.attention_of(config, bias=config.flag("attention_bias", False), output_bias=False)
     layers = config.layers("num_hidden_layers")
@@ -25,7 +24,7 @@ def spec_of_helium(config: Config, head: Head) -> Model:
 
 
 def spec_of_ernie(config: Config, head: Head) -> Model:
-    """Build the spec of ERNIE 4.5: ``use_bias`` adds biases to all linear maps."""
+    """Build the spec of ERNIE 4.5: ``use_bias`` adds biases to all linear layers."""
     bias = config.flag("use_bias", False)
     attention = gated.attention_of(config, bias=bias)
     return gated.model_of(config, head, [attention] * config.layers("num_hidden_layers"), bias)

@@ -1,4 +1,4 @@
-"""InternLM 3 (Shanghai AI Laboratory 2025) and IQuest-Coder (2026): Llama under other model types and defaults."""
+"""InternLM 3 (Shanghai AI Laboratory 2025) and IQuest-Coder (2026): Llama with other model types and defaults."""
 
 from __future__ import annotations
 

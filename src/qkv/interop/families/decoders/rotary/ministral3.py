@@ -1,4 +1,4 @@
-"""Ministral 3 (Mistral AI 2025): Mistral's blocks with YaRN, and queries that grow with their position."""
+"""Ministral 3 (Mistral AI 2025): Mistral's blocks with YaRN, and a scale of queries that grows with their position."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _RATE = "llama_4_scaling_beta"
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of Ministral 3: ``llama_4_scaling_beta`` in the table of RoPE is the rate with which queries grow,
-    at each multiple of ``original_max_position_embeddings``.
+    """Build the spec of Ministral 3.
+
+    ``llama_4_scaling_beta`` in the RoPE table is the rate at which the scale of queries grows at each multiple of
+    ``original_max_position_embeddings``.
     """
     config.nulls.discard("rope_parameters")  # null means the default, as in the published config class
     table = config.table("rope_scaling") if config.table("rope_scaling").values else config.table("rope_parameters")

@@ -1,5 +1,6 @@
-"""Phi-3 and Phi-4 (Abdin et al. 2024): Llama's blocks with queries, keys and values in one tensor, and gate and up;
-models of long contexts have LongRoPE.
+"""Phi-3 and Phi-4 (Abdin et al. 2024): Llama's blocks, with q, k and v in one tensor, and gate and up in another.
+
+Models with long contexts have LongRoPE.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _name_longrope(config: Config) -> None:
-    """Give LongRoPE, which older configs name "su" or "yarn", its name."""
+    """Set the name of LongRoPE, which older configs call "su" or "yarn"."""
     for key in ("rope_scaling", "rope_parameters"):
         values = config.table(key).values
         for name in ("type", "rope_type"):
@@ -62,7 +63,7 @@ def config(spec: Model) -> dict[str, Any] | None:
     if scaling.get("rope_type", "longrope") != "longrope":
         return None
     if scaling:
-        turned[ORIGINAL] = scaling[ORIGINAL]  # beside the table, it has precedence
+        turned[ORIGINAL] = scaling[ORIGINAL]  # takes precedence beside the table
     relative: Any = attention.relative  # type: ignore[union-attr]
     return {**found, **turned, FRACTION: relative.fraction, "pad_token_id": None}
 

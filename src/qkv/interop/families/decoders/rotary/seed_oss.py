@@ -14,7 +14,7 @@ from qkv.spec.model import Model
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of Seed-OSS: separate keys for the biases of q, k and v, of the output and of the feed-forward."""
+    """Build the spec of Seed-OSS: biases of q, k and v, of the output and of the feed-forward have separate keys."""
     attention = gated.attention_of(
         config, bias=config.flag("attention_bias", True), output_bias=config.flag("attention_out_bias", False)
     )

@@ -16,14 +16,15 @@ from qkv.system.errors import UserError
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of SmolLM3: layer i has RoPE where ``no_rope_layers[i]`` is 1, by default in all but every
-    ``no_rope_layer_interval``-th layer.
+    """Build the spec of SmolLM3: layer i has RoPE if ``no_rope_layers[i]`` is 1.
+
+    By default, every ``no_rope_layer_interval``-th layer has no RoPE.
     """
     layers = config.layers("num_hidden_layers")
     kinds = config.items("layer_types") or ["full_attention"]
     window, slides = config.has("sliding_window"), config.flag("use_sliding_window", False)
     if set(kinds) != {"full_attention"} or (window and slides):
-        raise UserError(f"{config.source}: layer_types names a sliding window, which qkv does not read for SmolLM3")
+        raise UserError(f"{config.source}: layer_types names a sliding window, which qkv does not support for SmolLM3")
     interval = config.integer("no_rope_layer_interval", 4)
     turned = config.items("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(layers)]
     if len(turned) != layers:

@@ -1,6 +1,6 @@
 """StableLM (Bellagente et al. 2024) and StarCoder 2 (Lozhkov et al. 2024): Llama's blocks with LayerNorm.
 
-StableLM turns a quarter of each head and may have its branches beside each other on one norm; StarCoder 2 has a
+In StableLM, RoPE rotates a quarter of each head, and the branches may be parallel on one norm. StarCoder 2 has a
 feed-forward without gate, biases, and a window.
 """
 
@@ -36,7 +36,7 @@ def spec_of_stablelm(config: Config, head: Head) -> Model:
 
 
 def spec_of_starcoder2(config: Config, head: Head) -> Model:
-    """Build the spec of StarCoder 2: ``use_bias`` adds biases to all linear maps."""
+    """Build the spec of StarCoder 2: ``use_bias`` adds biases to all linear layers."""
     bias = config.flag("use_bias", True)
     mask = gated.windowed(config.integer("sliding_window")) if config.has("sliding_window") else Causal()
     attention = gated.attention_of(config, bias=bias, mask=mask)

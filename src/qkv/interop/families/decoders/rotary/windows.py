@@ -16,7 +16,7 @@ from qkv.spec.model import Model
 
 def _spec(kind: Callable[[int], str]) -> Callable[[Config, Head], Model]:
     def spec(config: Config, head: Head) -> Model:
-        """Build the spec of CWM or Ministral: layers without biases that differ in their mask alone."""
+        """Build the spec of CWM or Ministral: no biases; layers differ only in their masks."""
         config.nulls.discard("rope_parameters")  # null means the default, as in the published config class
         attention = gated.attention_of(config)
         masks = [gated.mask_of(config, each) for each in gated.kinds_of(config, kind)]
@@ -27,11 +27,11 @@ def _spec(kind: Callable[[int], str]) -> Callable[[Config, Head], Model]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is another one. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back."""
     shared, masks = gated.config_of(spec), gated.masks_config(spec)
     if shared is None:
         return None
-    window = masks["sliding_window"] or spec.context_length  # transformers builds a window mask even if none has one
+    window = masks["sliding_window"] or spec.context_length  # transformers requires a window, even if no layer has one
     rope = {"rope_type": "default", "rope_theta": shared.pop("rope_theta"), **shared.pop("rope_scaling", {})}
     return {**shared, "rope_parameters": rope, "layer_types": masks["layer_types"], "sliding_window": window}
 
