@@ -220,7 +220,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "an embedding": ({}, "model.embed_tokens.lora_embedding_A", "is neither a low-rank matrix"),
     "one matrix": ({}, "model.layers.1.self_attn.q_proj.lora_A.weight", "is neither a low-rank matrix"),
     "another model": ({}, "encoder.block.weight", "which models of the family Llama do not have"),
-    "a layer too many": ({}, "model.layers.7.self_attn.q_proj", "which its base model does not hold"),
+    "a layer too many": ({}, "model.layers.7.self_attn.q_proj", "which its base model does not have"),
     "no base": (
         {"base_model_name_or_path": "/nowhere/base"},
         "",

@@ -165,7 +165,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
         written('{"model_type": "gpt2", "attn_pdrop": 1e999}'),
         "'attn_pdrop' contains inf; allowed: finite numbers",
     ),
-    "endless-inside": (changed(id2label={"0": [{"b": -math.inf}]}), "'id2label' holds -inf"),
+    "endless-inside": (changed(id2label={"0": [{"b": -math.inf}]}), "'id2label' contains -inf"),
     "more-than-64-bits": (
         changed(n_layer=2**70),
         "contains 1180591620717411303424; allowed: finite numbers of at most 64 bits",

@@ -150,7 +150,7 @@ def test_a_key_like_one_that_is_given_too_is_no_mistake() -> None:
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
 def test_keys_that_every_library_reads_are_refused_by_their_names(key: str) -> None:
     family = next(family for family, kind in TYPES if kind == "llama")
-    assert f"{key} is given" in str(read(family, "LlamaForCausalLM", {"model_type": "llama", key: {"bits": 4}}))
+    assert f"{key} is set" in str(read(family, "LlamaForCausalLM", {"model_type": "llama", key: {"bits": 4}}))
 
 
 @pytest.mark.parametrize(("family", "kind"), TYPES, ids=[kind for _, kind in TYPES])
