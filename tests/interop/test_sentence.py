@@ -308,7 +308,7 @@ def test_a_run_is_embedded_too(tmp_path: Path) -> None:
         ("modules.json", {"path": ""}, "a list of modules"),
         ("1_Pooling/config.json", {"pooling_mode_mean_tokens": False}, "switches every pooling off"),
         ("1_Pooling/config.json", {"pooling_mode": "meen"}, "no pooling 'meen'; did you mean 'mean'"),
-        ("1_Pooling/config.json", {"pooling_mode_median": True}, "'pooling_mode_median' is not known"),
+        ("1_Pooling/config.json", {"pooling_mode_median": True}, "'pooling_mode_median' is unknown"),
         ("1_Pooling/config.json", {"pooling_mode_cls_token": 1}, "true or false"),
         ("sentence_bert_config.json", {"max_seq_length": 0}, "at least 1"),
         ("config_sentence_transformers.json", {"prompts": {"query": 7}}, "should be a text"),
