@@ -39,7 +39,7 @@ struct Held {
 struct Queries {
     const float *q;
     long heads, share, count, first_head;
-    long past, after;  // query n sees the positions up to past + n; there are ``after`` positions in all
+    long past, after;  // query n sees positions 0 to past + n; the cache holds ``after`` positions
     float *out;        // output of query n of head h at h · of_head + n · of_query
     long of_head, of_query;
 
@@ -49,9 +49,9 @@ struct Queries {
     float *to(long i) const { return out + i / count * of_head + i % count * of_query; }
 };
 
-constexpr long RUN = 64;  // positions that all queries read before the next positions, so that they stay in the cache
+constexpr long RUN = 64;  // positions that all queries read together, so that their keys stay in the cache
 
-// Call f(first position, number of positions) for contiguous runs of all positions that the queries see.
+// Call f(first position, number of positions) for each contiguous run of the positions that the queries see.
 template <class F> static INLINE void runs_of(const Held &held, const Queries &queries, F f) {
     const long end = queries.seen(queries.count - 1);
     for (long begin = 0; begin < end;) {
@@ -77,7 +77,7 @@ static INLINE float weigh(const Scoring &how, float *scores, long count, long po
 
 // to += Σ weights · values over ``count`` positions of ``width`` features.
 static INLINE void add_values(const float *weights, const float *values, long count, long width, float *to) {
-    constexpr long TOGETHER = 4 * LANES;  // features whose sums are in registers
+    constexpr long TOGETHER = 4 * LANES;  // number of features whose sums fit in registers
     for (long begin = 0; begin < width; begin += TOGETHER) {
         const long part = std::min(TOGETHER, width - begin);
         Floats out[4] = {};

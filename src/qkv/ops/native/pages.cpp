@@ -56,7 +56,7 @@ qkv_pages(const float *q, const float *k, const float *v, float *y, const long *
     };
     const Job job{{width, value_width, scale, cap, slopes, sink}, of(q, 0), of(k, 1), of(v, 2), y, pages, row_pages,
                   size, past, after, heads, kv_heads, count};
-    const long parts = std::min(kv_heads, (threads + rows - 1) / rows);  // of a row's heads
+    const long parts = std::min(kv_heads, (threads + rows - 1) / rows);  // number of parts of each row's heads
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         std::vector<float> queries, scores;

@@ -14,14 +14,14 @@
 struct Product {
     int bits;                // 32, 16, 8 or 4
     const char *weights;
-    const uint16_t *scales;  // of quantised weights: bf16, or fp16 if ``half``, (tiles, groups, 16)
-    const uint16_t *minimums;  // in fp16 like ``scales``, with 4 bits relative to weights from 0 to 15; null: none
+    const uint16_t *scales;  // scales of quantised weights in bf16, or fp16 if ``half``: (tiles, groups, 16)
+    const uint16_t *minimums;  // in fp16 like ``scales``; 4-bit weights are then from 0 to 15; null: none
     const float *bias;       // null: none
     const float *x;          // (rows, inner)
     float *y;                // (rows, outer)
     long rows, inner, outer;
-    long stride;             // of plain weights: bytes from one row of W to the next
-    long groups, size;       // of quantised weights: groups per row, blocks per group
+    long stride;             // plain weights: bytes from one row of W to the next
+    long groups, size;       // quantised weights: groups per row, blocks per group
     bool half;               // true: scales are fp16
     bool adds;               // true: add the product to y; false: overwrite y
     long tiled_from;         // rows of x from which tiles are used; 0: never
@@ -208,14 +208,14 @@ template <class W, long = W::COUNT> static void multiply_tiles(const Product &jo
 
 // Quantised formats: tiles of rows. The bytes of a block of a tile are (BYTES / 64, 16 rows, 4), so that each lane
 // belongs to one row of W. The instructions multiply unsigned by signed bytes: an OFFSET makes weights unsigned, and
-// the initial value of a block's sum compensates it. GROUPED: a row has several scales. HALF: they are fp16. MINIMUM: so
-// is a number per group that is added to its weights.
+// the initial value of a block's sum compensates it. GROUPED: a row has several scales. HALF: they are fp16. MINIMUM: a
+// group has a number that is added to its weights.
 
 struct Rounded {
     int8_t x[BLOCK];
     float scale;
     int32_t start;  // initial value of a block's sum, which compensates the offset of the weights
-    float sum;      // of the rounded numbers times the scale, the factor of a minimum
+    float sum;      // sum of the rounded numbers times the scale; a minimum is multiplied by it
 };
 
 // Round a block of x to int8, to multiples of its largest absolute value / 127. If a number is not finite, neither is
@@ -259,7 +259,7 @@ static INLINE Ints add_products(Ints sum, Bytes unsigned_weights, Bytes x) {
 
 template <bool SEVERAL> struct Int8 {
     static constexpr bool GROUPED = SEVERAL, HALF = false, MINIMUM = false;
-    static constexpr float LEAST = 0.0f;  // weight to which a minimum belongs
+    static constexpr float LEAST = 0.0f;  // smallest weight, whose value is the group's minimum
     static constexpr long BYTES = BLOCK * TILE;
 #if MIDDLE
     static constexpr int OFFSET = 0;

@@ -23,7 +23,7 @@ enum Input { AS_IT_IS, LAYER_NORM, RMS_NORM, RELU, RELU2, GELU, GELU_TANH, SILU,
 // ``to`` are buffer indices; buffer 0 is the residual stream x. Attention reads concatenated queries, keys and values.
 struct Step {
     Product product;  // without x, y, rows
-    long input;       // function applied to its input, an ``Input``
+    long input;       // function applied to the product's input, an ``Input``
     long gated;       // true: the input is (a, b), and input(a) ⊙ b is multiplied
     const float *norm_weight, *norm_bias;  // null: none
     double eps;
@@ -166,7 +166,7 @@ struct Team {
     long count;
     float *const *buffers;
     const Span *spans;    // (rows)
-    long rows, vectors;   // vectors: of all rows
+    long rows, vectors;   // vectors: number of new positions of all rows
     const Store *stores;  // one for each attention, in order
     const Rotation *rotations;
     const Embedding *embedding;  // null: the stream holds the input of the blocks
@@ -180,7 +180,7 @@ static void attend_part(const Team &team, const Step &step, const Store &store, 
         const Span &span = team.spans[row];
         return span.count * (span.past + span.count);
     };
-    long whole = 0, at = 0;  // scores of all key heads: of all rows, of the rows before ``row``
+    long whole = 0, at = 0;  // number of scores of all key heads: in all rows, in the rows before ``row``
     for (long row = 0; row < team.rows; row++) whole += scores(row) * step.kv_heads;
     for (long row = 0; row < team.rows; row++) {
         const long each = scores(row);
