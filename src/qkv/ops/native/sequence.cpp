@@ -145,7 +145,8 @@ static INLINE void add(const Job &job, const float (&weights)[TALL][KEYS], const
     });
 }
 
-// Process R queries and the keys from ``begin`` on. first, place: index of the first query in the sequence and in the task.
+// Process R queries and the keys from ``begin`` on. first, place: index of the first query in the sequence and in its
+// task.
 template <int R>
 static void tile(const Job &job, const float *q, const float *k, const float *v, long first, long begin, float *out,
                  Running &running, long place) {
