@@ -251,7 +251,7 @@ def test_a_changed_file_is_a_note_until_it_is_accepted(qkv: Call, here: Path) ->
         file.write("# a remark\n")
     said = qkv("evaluate", "run", "--import", "my_mixer.py")
     assert said.code == 0
-    assert said.err.count("which defines 'leaky_mean', is not as it was when run was trained (SHA-256 ") == 1
+    assert said.err.count("which defines 'leaky_mean', has changed since run was trained (SHA-256 ") == 1
     assert qkv("accept", "run", "--import", "my_mixer.py").code == 0
     assert "which defines" not in qkv("evaluate", "run", "--import", "my_mixer.py").err
 

@@ -126,7 +126,7 @@ BAD = {
         "or another data.validation_fraction",
     ),
     "not UTF-8": (text(b"caf\xe9 " * 300), "is not UTF-8"),
-    "a directory": (command("."), "this is a folder, and not a run; give a recipe or model file; '.' holds tiny.yaml"),
+    "a directory": (command("."), "this is a folder, but not a run; give a recipe or model file; '.' holds tiny.yaml"),
     "a directory as text": (
         command("tiny.yaml", "data.source=."),
         "data.source: '.' is a directory; name one text file",
@@ -139,10 +139,10 @@ BAD = {
         "there is no file 'test.txt', and no recipe or known data set of that name; did you mean 'text.txt'?",
     ),
     "an unknown data set": (command("tinyshakespear"), "did you mean 'tinyshakespeare'?"),
-    "a tab": (recipe("data: x\nmodel:\n\twidth: 3\n"), "bad.yaml:3: a tab stands here, and YAML allows only spaces"),
+    "a tab": (recipe("data: x\nmodel:\n\twidth: 3\n"), "bad.yaml:3: there is a tab here, but YAML allows only spaces"),
     "a key twice": (
         recipe("data: x\nname: a\nname: b\n"),
-        "bad.yaml:3: the key 'name' stands here and in line 2; keep one",
+        "bad.yaml:3: the key 'name' is also set in line 2; remove one of them",
     ),
     "an unknown key": (recipe("data: x\nmodle: {}\n"), "bad.yaml:2: modle: unknown key; did you mean 'model'?"),
     "an empty recipe": (recipe(""), "bad.yaml: the file is empty"),

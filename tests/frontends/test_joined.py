@@ -188,8 +188,8 @@ def test_an_onnx_file_is_refused() -> None:
 @pytest.mark.parametrize(
     ("frontend", "reason"),
     [
-        ({"inputs": {"more": "text"}}, "reads no values of a processor"),
-        ({"query": True}, "places of other inputs"),
+        ({"inputs": {"more": "text"}}, "does not read the values of a processor"),
+        ({"query": True}, "the placeholders of other inputs"),
     ],
 )
 def test_specs_that_cannot_be_joined_are_refused(frontend: dict[str, Any], reason: str) -> None:

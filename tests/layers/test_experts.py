@@ -276,12 +276,12 @@ def test_more_experts_than_there_are_cannot_be_chosen() -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"num_experts": 6, "groups": 4}, "6 experts cannot be cut into 4 equal groups"),
+        ({"num_experts": 6, "groups": 4}, "6 experts cannot form 4 groups of equal size"),
         ({"groups": 2, "top_groups": 3}, "3 groups cannot be chosen among 2; give at most 2"),
-        ({"groups": 4, "top_groups": 1, "top_k": 3}, "1 groups hold 2 experts, fewer than the 3 that are chosen"),
+        ({"groups": 4, "top_groups": 1, "top_k": 3}, "1 groups have 2 experts, fewer than the 3 to choose"),
         ({"groups": 8, "top_groups": 2}, "a group has 1 experts, fewer than the 2 that rank it"),
         ({"shared_gate": True}, "there are no shared experts; give num_shared, or leave it out"),
-        ({"gated": False, "limit": 2.0}, "it is defined for gated experts; leave it out"),
+        ({"gated": False, "limit": 2.0}, "it applies only to gated experts; leave it out"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(fields: dict[str, Any], sentence: str) -> None:

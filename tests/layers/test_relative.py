@@ -170,7 +170,7 @@ def test_mixed_precision_gives_nearly_the_same(part: Any, cast: torch.dtype) -> 
 
 def test_a_largest_distance_within_the_exact_buckets_is_refused() -> None:
     with pytest.raises(
-        SpecError, match="max_distance: 16 is within the buckets of one distance each; give at least 17"
+        SpecError, match="max_distance: 16 is too small, as distances below 17 have one bucket each; give 17"
     ):
         parts.T5Buckets.parse({"num_buckets": 32, "max_distance": 16})
 

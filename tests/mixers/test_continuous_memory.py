@@ -181,7 +181,7 @@ def test_the_state_stops_growing_with_the_window() -> None:
         ({"contraction": 1.0}, "contraction: 1.0 given, but it should be less than 1"),
         ({"contraction": 0.0}, "contraction: 0.0 given, but it should be greater than 0"),
         ({"ridge": 0.0}, "ridge: 0.0 given, but it should be greater than 0"),
-        ({"segment": 8, "window": 7}, "window: a window of 7 loses positions of a segment of 8; give that or more"),
+        ({"segment": 8, "window": 7}, "window: a window of 7 positions is shorter than a segment of 8; give 8 or more"),
     ],
 )
 def test_what_cannot_be_is_refused(fields: dict[str, Any], sentence: str) -> None:

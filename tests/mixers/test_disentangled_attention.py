@@ -184,7 +184,7 @@ def count_parameters(module: nn.Module) -> int:
     [
         ({"content_to_position": False, "position_to_content": False}, "both position terms are off"),
         ({"table_norm": BatchNorm()}, "batch_norm does not apply to a table"),
-        ({"position_buckets": 8, "max_distance": 5}, "5 is within the buckets of one distance each; give at least 6"),
+        ({"position_buckets": 8, "max_distance": 5}, "5 is too small, as distances below 6 have one bucket each"),
     ],
 )
 def test_what_makes_no_sense_is_refused(fields: dict[str, Any], sentence: str) -> None:

@@ -106,10 +106,13 @@ def test_cost_counts_its_weights_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"depth_average": {"period": 7}}, "after every 7 blocks has no place in 6; give at most the number of layers"),
+        (
+            {"depth_average": {"period": 7}},
+            "a stack of 6 layers has no average after 7 blocks; give at most the number of layers",
+        ),
         (
             {"depth_average": {}, "blocks": [{"residual": "reversible"}], "head": "language_model(tied=false)"},
-            "reversible blocks keep no outputs that could be averaged; leave it out, or change the residual",
+            "reversible blocks do not store the outputs to average; leave it out, or change the residual",
         ),
         ({"depth_average": {"dilation": 0}}, "dilation"),
     ],

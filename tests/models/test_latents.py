@@ -292,7 +292,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "queries for nobody": (
         {"blocks": (), "head": CLASSES},
-        "queries: no block of the model reads the latents with them",
+        "queries: the model has no blocks that read them",
     ),
     "queries without latents": (
         {"latents": None, "blocks": (BETWEEN,)},
@@ -316,7 +316,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no layer for the rounds": (
         {"latents": {**LATENTS.to_dict(), "rounds": 2, "once": 3}},
-        "latents.once: 3 layers before the rounds leave none of the 3 for them; give fewer",
+        "latents.once: 3 layers are applied once, and none of 3 is left for rounds; give fewer",
     ),
     "heads that do not divide": (
         {"latents": LATENTS.changed(width=11)},

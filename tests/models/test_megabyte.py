@@ -179,7 +179,7 @@ def test_branches_over_patches_are_among_those_of_the_model() -> None:
 SENTENCES: list[tuple[Megabyte, str]] = [
     (
         Megabyte(patches=PatchStack(blocks=(Block(branches=(Attention(mask=Full()),)),))),
-        r"^segmentation\.patches\.blocks\.0\.branches\.0: 'megabyte' carries",
+        r"^segmentation\.patches\.blocks\.0\.branches\.0: 'megabyte' reads one segment after",
     ),
     (
         Megabyte(patches=PatchStack(blocks=(Block(residual=Reversible()),))),
@@ -191,7 +191,7 @@ SENTENCES: list[tuple[Megabyte, str]] = [
     ),
     (
         Megabyte(patches=PatchStack(blocks=(Block(branches=(LSHAttention(),)),))),
-        r"^segmentation\.patches\.blocks\.0\.branches\.0: patches are read one by one",
+        r"^segmentation\.patches\.blocks\.0\.branches\.0: decoding reads patches one by one",
     ),
 ]
 

@@ -174,24 +174,27 @@ def test_costs_count_every_pass_and_a_state_of_constant_size() -> None:
 # Refusals.
 
 SENTENCES: list[tuple[dict[str, Any], str]] = [
-    ({"blocks": (Block(branches=(Attention(mask=Full()),)),)}, r"^blocks\.0\.branches\.0: 'recurrent_memory' carries"),
+    (
+        {"blocks": (Block(branches=(Attention(mask=Full()),)),)},
+        r"^blocks\.0\.branches\.0: 'recurrent_memory' reads one segment after",
+    ),
     (
         {"blocks": (Block(branches=(Attention(mask=Causal() | Prefix()),)),)},
-        r"its blocks are causal",
+        r"so blocks must be causal",
     ),
-    ({"blocks": (Block(residual=Reversible()),), "head": "language_model(tied=false)"}, r"blocks give two; use 'add'"),
+    ({"blocks": (Block(residual=Reversible()),), "head": "language_model(tied=false)"}, r"blocks have two; use 'add'"),
     (
         {"encoder": Encoder(frontend=TEXT), "blocks": (Block(branches=(CrossAttention(),)),)},
         r"^encoder: .* leave it",
     ),
     (
         {"latents": Latents(), "blocks": (Block(branches=(CrossAttention(),)),)},
-        r"^latents: the blocks of 'recurrent_memory' read segments of the row alone",
+        r"^latents: the blocks of 'recurrent_memory' read only segments of the row",
     ),
     ({"frontend": {"kind": "patches", "patch": 4}, "head": "classification(num_classes=2)"}, r"^frontend: .* a grid"),
     (
         {"blocks": (Block(branches=({"kind": "relative_attention", "by_type": True},)),)},  # type: ignore[arg-type]
-        r"vectors that have no token type",
+        r"vectors without a token type",
     ),
 ]
 

@@ -94,5 +94,5 @@ def test_rounds_are_refused_where_layers_are_paired_or_applied_by_others() -> No
     with pytest.raises(SpecError, match="applies the blocks once"):
         model(BLOCK).changed(segmentation=RecurrentMemory(), rounds=2)
     reading = Block(branches=(CrossAttention(num_heads=2), FeedForward()))
-    with pytest.raises(SpecError, match="with rounds a layer is several"):
+    with pytest.raises(SpecError, match="rounds apply each layer repeatedly"):
         model().changed(blocks=(reading,), encoder=Encoder(memory="layers", frontend=model().frontend, rounds=2))

@@ -117,7 +117,7 @@ def test_a_signal_without_features_is_refused() -> None:
 
 
 def test_heads_with_an_output_per_position_have_no_wide_path() -> None:
-    with pytest.raises(SpecError, match="a wide path adds to one output per row, and the head 'language_model'"):
+    with pytest.raises(SpecError, match="a wide path adds to one output per row, but the head 'language_model'"):
         Model.parse({"wide": "ngrams"})
 
 

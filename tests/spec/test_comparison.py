@@ -48,7 +48,11 @@ def test_an_entry_is_a_name_and_changes(text: str, found: tuple[str, tuple[str, 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [(": x=1", "is no entry"), ("x=1: y", "is no entry"), ("a: x=1,, y=2", "an empty change between two commas")],
+    [
+        (": x=1", "has not the form"),
+        ("x=1: y", "has not the form"),
+        ("a: x=1,, y=2", "an empty change between two commas"),
+    ],
 )
 def test_a_text_that_is_no_entry(text: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
@@ -58,7 +62,7 @@ def test_a_text_that_is_no_entry(text: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"entries": {"a b": []}}, "entries: 'a b' is no name of a folder"),
+        ({"entries": {"a b": []}}, "entries: 'a b' cannot name a folder"),
         ({"entries": {}}, "entries: "),
         ({"baseline": "c"}, "baseline: there is no entry 'c'"),
         ({"knobs": {"bb": "model.width"}}, "knobs.bb: there is no entry 'bb'"),

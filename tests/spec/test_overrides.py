@@ -203,7 +203,7 @@ REFUSED = {
     "training.optimizer.kind.x=3": "'kind'",
     "sample.stop=[a": "this is not YAML",
     "sample.stop=[a, f(b, c)]": (
-        "'f(b' is cut at a comma; inside [ ] and { } a short form with commas needs quotes around it"
+        "'f(b' ends at a comma; inside [ ] and { } a short form with commas needs quotes around it"
     ),
     "model.blocks.0.branches.*.*=3": "there is no '*' in 'model.blocks.0.branches.0'",
 }

@@ -97,23 +97,23 @@ def test_an_empty_document_is_none(text: str) -> None:
 REFUSED = {
     "a tab before a key": (
         "a: 1\nb:\n\tc: 2\n",
-        "f:3: a tab stands here, and YAML allows only spaces; replace each tab by spaces",
+        "f:3: there is a tab here, but YAML allows only spaces; replace each tab by spaces",
     ),
-    "a tab after a colon": ("a:\t1\nb:\tc: 1\n", "f:1: a tab stands here"),
-    "a key twice": ("a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\n", "f:5: the key 'c' stands here and in line 3; keep one"),
+    "a tab after a colon": ("a:\t1\nb:\tc: 1\n", "f:1: there is a tab here"),
+    "a key twice": ("a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\n", "f:5: the key 'c' is also set in line 3; remove one of them"),
     "a tag that builds an object": (
         "a: !!python/object/apply:os.system [ls]\n",
         "f:1: the tag '!!python/object/apply:os.system' is not read",
     ),
     "a tag on a key": ("!!python/name:os.system k: 1\n", "is not read; a file holds plain data only"),
     "a private tag": ("a: !lr 3\n", "f:1: the tag '!lr' is not read"),
-    "an unknown alias": ("a: *b\n", "f:1: '*b' names nothing above; text that begins with '*' needs quotes"),
-    "an alias inside itself": ("a: &a [*a]\n", "f:1: '*a' names nothing above"),
+    "an unknown alias": ("a: *b\n", "f:1: '*b' refers to no anchor above; text that begins with '*' needs quotes"),
+    "an alias inside itself": ("a: &a [*a]\n", "f:1: '*a' refers to no anchor above"),
     "two documents": ("a: 1\n---\nb: 2\n", "f:2: a second document begins here"),
     "a list as key": ("? [a]\n: 1\n", "f:1: a key is a word"),
     "a merge key": ("a: &x {k: 1}\nb:\n  <<: *x\n", "f:3: the merge key '<<' is not part of YAML 1.2"),
     "a list left open": ("a: 1\nb: [1\n", "f:3: this is not YAML: while parsing a flow sequence that begins in line 2"),
-    "a short form cut at a comma": ("a: [gru, attention(4, bias=true)]\n", "f:1: 'attention(4' is cut at a comma"),
+    "a short form cut at a comma": ("a: [gru, attention(4, bias=true)]\n", "f:1: 'attention(4' ends at a comma"),
     "a character that no text has": ("a: 1\nb: \x00\n", "f:2: the character '\\x00' is not allowed in YAML"),
     "two colons": ("a: b: c\n", "f:1: this is not YAML: mapping values are not allowed here"),
 }
@@ -130,7 +130,7 @@ def test_what_is_refused_has_its_line_and_a_sentence(text: str, sentence: str) -
     ("text", "sentence"),
     [
         ('{"a": 1,}', "f:1: this is not JSON"),
-        ('{"a": 1,\n "a": 2}', "f:2: the key 'a' stands here and in line 1"),
+        ('{"a": 1,\n "a": 2}', "f:2: the key 'a' is also set in line 1"),
         ('{"a": 1' + "0" * 5000 + "}", "a number is too long"),
         ("[" * 100_000, "nested too deeply"),
     ],

@@ -246,7 +246,7 @@ def test_a_missing_file_is_told_with_the_nearest_name(recipe_file: Path, tmp_pat
         read_recipe(tmp_path / "zzz")
     with pytest.raises(UserError, match="and no folder"):
         read_recipe(tmp_path / "absent" / "zzz")
-    with pytest.raises(UserError, match=r"this is a folder, and not a run; .* holds small\.yaml"):
+    with pytest.raises(UserError, match=r"this is a folder, but not a run; .* holds small\.yaml"):
         read_recipe(tmp_path)
     with pytest.raises(UserError, match="cannot be read"):
         read_recipe(recipe_file / "x")

@@ -309,7 +309,7 @@ def test_equal_values_have_equal_places_and_others_do_not() -> None:
     [
         (["data.inputs={picture: images}"], None),
         (["data.inputs={picture: images, words: bytes, more: bytes}"], "'words' is a text, too"),
-        (["data.inputs={picture: images, input: bytes}"], "no name of an input"),
+        (["data.inputs={picture: images, input: bytes}"], "not a valid input name"),
         (["data.inputs={picture: graphs, words: bytes}"], "the front end 'patches' does not read graphs"),
         (["data.inputs={photo: images, words: bytes}"], "missing; the data has this input"),
         (["data.processor=images"], "each of the inputs has its own"),

@@ -274,7 +274,7 @@ def test_a_front_end_of_texts_reads_no_graph(tmp_path: Path) -> None:
     given = recipe(tmp_path / "x.npz")
     with pytest.raises(SpecError, match="the front end 'text' does not read graphs; use one of nodes"):
         override(given, ["model.frontend=text"])
-    with pytest.raises(SpecError, match="reads the nodes of a graph, and the front end 'text' none; use 'nodes'"):
+    with pytest.raises(SpecError, match="reads a graph, but the front end 'text' reads none; use 'nodes'"):
         override(given, ["model.frontend=text", "data.processor=null"])
 
 

@@ -103,5 +103,5 @@ def test_pictures_without_a_shape_and_wrong_sizes_are_refused() -> None:
     model = {"width": 8, "frontend": "contour_points(points=16)", "head": "classification(2)"}
     with pytest.raises(UserError, match=r"points are float32 of the shape \(2, 16, 4\); give floats"):
         qkv.build(qkv.Model.parse(model))(Signal(torch.zeros(2, 16, 4)))
-    with pytest.raises(SpecError, match="16 given, but the processor makes 64 points"):
+    with pytest.raises(SpecError, match="16 given, but the processor has 64 points"):
         qkv.Model.parse(model).frontend.fitted(Contours())

@@ -133,7 +133,7 @@ def test_wrong_changes_are_refused_before_any_heat(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="widht"):
         train(recipe, tmp_path / "run", on_event=ignore)
     assert not (tmp_path / "run" / FOLDER).exists()
-    for candidates, message in (({"../a": {}}, "no name of a folder"), ({"a": {"candidates": {}}}, "not the race")):
+    for candidates, message in (({"../a": {}}, "cannot name a folder"), ({"a": {"candidates": {}}}, "not the list")):
         with pytest.raises(SpecError, match=message):
             Recipe.parse({**recipe_of(tmp_path).model_dump(exclude_unset=True), "candidates": candidates})
 

@@ -58,7 +58,7 @@ def _freeze(values: dict[str, T]) -> FrozenDict[T]:
 ByName = Annotated[dict[str, T], AfterValidator(_freeze)]
 """Dictionary by name that can be hashed, for the specs of models."""
 LARGEST, LARGEST_SEED = 2**31 - 1, 2**63 - 1
-"""Default upper bound of integer fields, larger than any size, length or count of a model; upper bound of seeds."""
+"""Upper bound of integer fields without another bound, above any size of a model; upper bound of seeds."""
 
 
 def bounded(schema: Any) -> Any:
@@ -210,7 +210,7 @@ def _dump_part(part: Part) -> dict[str, Any]:
 
 
 def _fill_slot(slot: type[Part], value: Any) -> Part:
-    """Turn an instance, a mapping with ``kind`` or a short form into a part of ``slot``."""
+    """Convert an instance, a mapping with ``kind`` or a short form to a part of ``slot``."""
     if isinstance(value, slot):
         return value
     noun, kinds = with_article(words(slot.__name__)), slot.kinds()
@@ -237,7 +237,7 @@ def _fill_slot(slot: type[Part], value: Any) -> Part:
 
 
 def _no_kind(slot: type[Part], kind: object, word: str) -> str:
-    """Return the error message for an unknown kind. ``word``: the text to compare with known kinds."""
+    """Return the error message for an unknown kind. ``word``: the text for which a similar kind is suggested."""
     clause = nearest(word, slot.kinds())
     own = "" if clause.startswith("did you mean") else "; a part of your own needs --import FILE.py"
     return f"there is no {words(slot.__name__)} {quoted(kind)}; {clause}{own}"
@@ -333,7 +333,7 @@ _IN_YAML = {
     "dict_type": "it should be a mapping of keys",
     "tuple_type": "it should be a list",
 }
-"""Messages in terms of YAML instead of pydantic's Python types."""
+"""Messages that name YAML's types, in place of pydantic's messages, which name Python's types."""
 
 
 def _sentence(item: Any, top: type[Spec]) -> str:

@@ -26,7 +26,7 @@ from qkv.spec.parts import (
 class Exactness(NamedTuple):
     """Row lengths for which token-by-token decoding gives the outputs of one forward pass, as in training.
 
-    length: longest such row; None: any length.   accepted: the spec allows decoding longer rows.
+    length: longest such row; None: any length.   accepted: True if the spec allows decoding of longer rows.
     """
 
     length: int | None = None
@@ -101,7 +101,7 @@ class Branch(Part, slot=True):
         return None
 
     def sized_for(self, positions: int, grid: tuple[int, ...] | None) -> Self:
-        """Return a copy with the sizes filled in that depend on the positions of a row.
+        """Return a copy in which sizes that depend on the positions of a row are filled in.
 
         positions: maximum number of positions.   grid: sizes of the axes of their grid; None for a sequence.
         """
@@ -175,7 +175,7 @@ class DotProduct(Branch):
 
     @property
     def maps_output(self) -> bool:
-        """True if a linear map follows the heads; False if their outputs side by side are the output."""
+        """True if a linear map follows the heads; False if the output is the concatenation of their outputs."""
         return True
 
     def dims(self, width: int) -> tuple[int, int]:
@@ -237,7 +237,7 @@ class HeadedAttention(Headed):
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
     def head_width(self, width: int) -> int:
-        """Return the features per head, Dk, in a model of ``width`` features."""
+        """Return the number of features per head, Dk, in a model of ``width`` features."""
         return self.head_dim or width // self.num_heads
 
     def width_problems(self, width: int) -> list[Problem]:
@@ -307,13 +307,13 @@ class Attention(MaskedAttention, kind="attention"):
         default=None, gt=0, description="c: logits s become c · tanh(s / c) before bias and mask"
     )
     learned_sink: bool = Field(
-        default=False, description="a learned logit per head in the softmax, which takes weight and has no value"
+        default=False, description="a learned logit per head in the softmax, whose weight multiplies no value"
     )
     values: Literal["projected", "identity"] = Field(
         default="projected", description="identity: the values are the features of x, split over the heads"
     )
     output: Literal["projected", "none"] = Field(
-        default="projected", description="none: the outputs of the heads side by side, without a linear map"
+        default="projected", description="none: the concatenated outputs of the heads, without a linear map"
     )
     shaped: bool = Field(default=False, description="weights a I + b P - c U instead of P, U uniform over visible keys")
     qk_norm_over: Literal["head", "each_head", "all_heads"] = Field(
@@ -324,7 +324,7 @@ class Attention(MaskedAttention, kind="attention"):
         default="projection", description="rotation: qk_norm follows the rotation of queries and keys"
     )
     clip: float | None = Field(
-        default=None, gt=0, description="c: projected queries, keys and values are limited to [-c, c]"
+        default=None, gt=0, description="c: projected queries, keys and values are clipped to [-c, c]"
     )
     output_gate: OutputGate = NoOutputGate()
     query_scale: QueryScale | None = Field(default=None, description="factor of queries by position; default: none")
@@ -374,10 +374,10 @@ class Attention(MaskedAttention, kind="attention"):
             field = "qk_norm_over" if self.qk_norm_over != "head" else "qk_norm_after"
             found.append(Problem((field,), f"there is no norm of queries and keys; give qk_norm, or leave {field} out"))
         if self.clip is not None and not self.maps_values:
-            found.append(Problem(("clip",), "values that are not projected are not limited; leave clip or values out"))
+            found.append(Problem(("clip",), "clip applies only to projected values; leave clip or values out"))
         other = "top_k" if self.top_k else "softcap" if self.softcap else ""
         if self.learned_sink and other:
-            sentence = f"a learned sink is defined for a plain softmax over all scores; leave it or {other} out"
+            sentence = f"a learned sink is defined only for a plain softmax over all scores; leave it or {other} out"
             found.append(Problem(("learned_sink",), sentence))
         return found
 
@@ -386,7 +386,7 @@ class Attention(MaskedAttention, kind="attention"):
         return found or [p.under("relative") for p in self.relative.head_problems(self.dims(width)[0])]
 
     def _unmapped_problems(self, width: int) -> list[Problem]:
-        """Return errors if values or outputs without a linear map are, over all heads, not as wide as the model."""
+        """Return the errors if values or outputs have no linear map, but their heads do not add up to ``width``."""
         features, found = self.dims(width)[1], list[Problem]()
         cases = (("values", self.maps_values, self.kv_heads), ("output", self.maps_output, self.num_heads))
         for field, mapped, heads in cases:

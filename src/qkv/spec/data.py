@@ -17,7 +17,7 @@ Decimal = Literal["point", "comma"]
 
 
 class Batching(Part, slot=True):
-    """Base class of the ways to form batches. The batch of a step is a function of (seed, step) alone."""
+    """Base class of batching methods. The batch of a step is a function of (seed, step) alone."""
 
     @property
     def document_separator(self) -> str | None:
@@ -26,13 +26,13 @@ class Batching(Part, slot=True):
 
     @property
     def tokens_of_window(self) -> int | None:
-        """Number of tokens in a window of a text; None for as many as the model reads."""
+        """Number of tokens in a window of a text; None for the context length of the model."""
         return None
 
     def halved(self) -> Self:
-        """Return a copy that needs half of the memory: half of the tokens per batch.
+        """Return a copy with half as many tokens per batch, which needs half of the memory.
 
-        Unchanged if batches are counted in rows.
+        Unchanged if the size of a batch is a number of rows.
         """
         return self
 
@@ -120,7 +120,7 @@ def _input(value: Any) -> Processor | Tokenizer:
 
 
 Input = Annotated[Processor | Tokenizer, BeforeValidator(_input)]
-"""Reader of one of several inputs: a processor, or the tokenizer of a text."""
+"""Converter of one of several inputs: a processor, or the tokenizer of a text."""
 
 
 class Data(Spec):
@@ -167,7 +167,7 @@ class Data(Spec):
 
     decimal: Decimal | None = Field(
         default=None,
-        description="mark before decimals, where a column of numbers such as 1,015 can be read in two ways",
+        description="decimal separator, needed if a column has ambiguous numbers, such as 1,015",
     )
 
     @classmethod
@@ -198,12 +198,12 @@ class Data(Spec):
         texts = [name for name, each in self.inputs.items() if isinstance(each, Tokenizer)]
         wrong = next((name for name in self.inputs if not name.isidentifier() or name == INPUT), None)
         if wrong is not None:
-            return [Problem(("inputs", wrong), f"no name of an input; use letters, digits and _, and not {INPUT!r}")]
+            return [Problem(("inputs", wrong), f"not a valid input name; use letters, digits and _, not {INPUT!r}")]
         if len(texts) > 1:
-            sentence = f"{texts[0]!r} is a text, too; a row has one text, in which other inputs can stand"
+            sentence = f"{texts[0]!r} is a text, too, but a row has only one text, which may contain the other inputs"
             return [Problem(("inputs", texts[1]), sentence)]
         if self.inputs and self.processor is not None:
-            return [Problem(("processor",), "each of the inputs has its own; leave it out")]
+            return [Problem(("processor",), "each of the inputs has its own processor; leave this key out")]
         return []
 
     @model_validator(mode="before")

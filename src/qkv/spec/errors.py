@@ -40,7 +40,7 @@ class SpecError(UserError):
         super().__init__(text)
 
     def _line(self, path: tuple[str | int, ...]) -> str:
-        """Return the line number of the longest prefix of ``path`` whose line is known, as text; "" if none is."""
+        """Return the line number of the longest prefix of ``path`` that has one, as text; "" if none has."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
                 return str(self.lines[path[:end]])

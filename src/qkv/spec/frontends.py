@@ -20,20 +20,20 @@ class Frontend(Part, slot=True):
     """Base class of front ends, which map a model's input (tokens, pixels, audio) to one vector per position."""
 
     reads_tokens: ClassVar[bool] = False
-    """True if it has a table of token vectors."""
+    """True if it has a table of token embeddings."""
     processor: ClassVar[type[Processor] | None] = None
-    """Spec class of the processor that makes its input, such as ``Images``; None for text."""
+    """Spec class of the processor that produces its input, such as ``Images``; None for text."""
     grid_axes: ClassVar[int] = 1
     """Number of axes of the grid on which its positions lie, such as 2 for image patches; 1 for a sequence."""
 
     @property
     def on_grid(self) -> bool:
-        """True if its positions lie on a grid, such as image patches: rows are read whole, never decoded."""
+        """True if its positions lie on a grid, such as image patches. Such rows are never decoded step by step."""
         return self.grid_axes > 1
 
     @property
     def reads_whole_rows(self) -> bool:
-        """True if a vector may depend on all values of its row: rows are never decoded token by token."""
+        """True if a vector may depend on all values of its row. Such rows are never decoded token by token."""
         return self.on_grid
 
     def fitted(self, processor: Processor) -> Self:
@@ -41,7 +41,7 @@ class Frontend(Part, slot=True):
         return self
 
     def of_processors(self, processors: Mapping[str, Processor]) -> Self:
-        """Return a copy ``fitted`` to the processors of a run, given by the name of their input."""
+        """Return a copy ``fitted`` to the processors of a run. ``processors``: processor of each input by name."""
         return self.fitted(processors[INPUT]) if INPUT in processors else self
 
     @property
@@ -102,11 +102,11 @@ class Frontend(Part, slot=True):
         return None
 
     def own_width(self, width: int) -> int:
-        """Return the features of the front end's output vectors in a model of ``width`` features."""
+        """Return the width of the front end's output vectors in a model of ``width`` features."""
         return width
 
     def table_width(self, width: int) -> int | None:
-        """Return the features of a token embedding for outputs of ``width`` features; None if it reads no tokens."""
+        """Return the width of the token embeddings for outputs of ``width`` features; None if it reads no tokens."""
         return None
 
     def width_problems(self, width: int) -> list[Problem]:
@@ -166,7 +166,7 @@ class Placed(Frontend):
     norm_first: bool = Field(default=False, description="add positions after the norm, not before it")
 
     def vector_width(self, width: int) -> int:
-        """Return the features of a token (and position) embedding for a sum or concatenation of ``width`` features."""
+        """Return the width of a token (and position) embedding for a sum or concatenation of ``width`` features."""
         return width if self.join == "add" else width // 2
 
     @property
@@ -243,7 +243,7 @@ class Text(Placed, Tokens, kind="text"):
         return self.width or width
 
     def placed_width(self, width: int) -> int:
-        """Return the features of the embeddings with their positions, before the map to ``width`` features."""
+        """Return the width of the embeddings with their positions, before the linear map to ``width`` features."""
         return self.embedding_width or self.own_width(width)
 
     def table_width(self, width: int) -> int:

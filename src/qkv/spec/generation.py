@@ -12,7 +12,7 @@ from qkv.spec.recipes.forbidding import Forbidding
 from qkv.system.errors import quoted
 
 FILTERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Fields of the logit filters; rows with equal values of these fields are filtered together."""
+"""Fields that configure the logit filters; rows with equal values of these fields are filtered together."""
 DRAWING = (*FILTERS, "logit_bias", "presence_penalty", "frequency_penalty")
 """Fields that apply to sampling and not to beam search."""
 
@@ -49,7 +49,7 @@ LogitBias = Annotated[
 """Pairs (token id, number added to its logit)."""
 
 Measure = Literal["sum", "token", "character"]
-"""Score of a given text: its log probability, or its log probability per token or per character.
+"""Score of a text: its log probability, or its log probability per token or per character.
 
 The latter two do not favour short texts.
 """
@@ -72,11 +72,13 @@ class Generation(Forbidding):
         default=None, ge=0, lt=1, description="minimum probability of a token relative to the most probable one"
     )
     repetition_penalty: float = Field(default=1.0, gt=0)
-    presence_penalty: float = Field(default=0.0, description="subtracted from the logits of tokens that were written")
-    frequency_penalty: float = Field(
-        default=0.0, description="subtracted from the logit of a token for each time that it was written"
+    presence_penalty: float = Field(
+        default=0.0, description="subtracted from the logits of tokens that were already generated"
     )
-    logit_bias: LogitBias = Field(default=(), description="numbers by token id, which are added to logits")
+    frequency_penalty: float = Field(
+        default=0.0, description="subtracted from the logit of a token for each time that it was generated"
+    )
+    logit_bias: LogitBias = Field(default=(), description="numbers that are added to the logits of tokens, by token id")
     stop: Seq[Annotated[str, Field(min_length=1)]] = Field(
         default=(), description="strings that end the text; not included in it"
     )

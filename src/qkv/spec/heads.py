@@ -25,7 +25,7 @@ class Head(Part, slot=True):
     predicts_tokens: ClassVar[bool] = False
     """True if its outputs are logits of tokens."""
     pools: ClassVar[bool] = False
-    """True if it pools the vectors of a row to one."""
+    """True if it pools the vectors of a row to one vector."""
     instead_of: ClassVar[str] = ""
     """Kind of head that it can replace in tasks, with outputs and targets of the same shape; empty for none."""
     fixed_rows: ClassVar[bool] = False
@@ -35,7 +35,7 @@ class Head(Part, slot=True):
 
     @property
     def serves(self) -> str:
-        """Kind of head as which tasks treat this head: the kind that it replaces, or its own kind."""
+        """Kind of head that tasks require where this head can be used: the kind that it replaces, or its own kind."""
         return self.instead_of or self.kind
 
     @property
@@ -49,7 +49,7 @@ class Head(Part, slot=True):
         return False
 
     def table_width(self, width: int) -> int:
-        """Return the features of a row of the output matrix in a model of ``width`` features."""
+        """Return the number of columns of the output matrix in a model of ``width`` features."""
         return width
 
     @property
@@ -254,7 +254,7 @@ class EdgesHead(Head, kind="edges"):
     """
 
     per_position = True
-    hidden: int | None = Field(default=None, gt=0, description="width of h; default: that of x")
+    hidden: int | None = Field(default=None, gt=0, description="width of h; default: the width of x")
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
 
@@ -335,7 +335,7 @@ class CodebookHead(OfImages, kind="codebook"):
     commitment: float = Field(default=0.25, ge=0, description="weight of (z - q)² in the loss")
     decay: float = Field(default=0.99, ge=0, lt=1, description="decay of the moving averages of codes, per batch")
     restart: float = Field(
-        default=0.1, ge=0, description="uses per batch, as a moving average, below which a code is replaced; 0: never"
+        default=0.1, ge=0, description="moving average of uses per batch below which a code is replaced; 0: never"
     )
     grid: Seq[Annotated[int, Field(gt=0)]] | None = Field(
         default=None, min_length=2, max_length=2, description="rows and columns of codes; default: the front end's"
@@ -345,7 +345,7 @@ class CodebookHead(OfImages, kind="codebook"):
     )
     height: int | None = Field(default=None, gt=0, description="pixels; default: those that the front end reads")
     width: int | None = Field(default=None, gt=0, description="pixels; default: those that the front end reads")
-    channels: int | None = Field(default=None, gt=0, description="of the images; default: those of the front end")
+    channels: int | None = Field(default=None, gt=0, description="channels of the images; default: the front end's")
 
     from_frontend: ClassVar[tuple[str, ...]] = ("grid", "cell", "height", "width", "channels")
 

@@ -42,7 +42,7 @@ class Reader(Spec):
         return self.frontend.limit(self.context_length)
 
     def frontend_width(self, width: int) -> int:
-        """Return the features of the front end's vectors in a model of ``width`` features."""
+        """Return the width of the front end's vectors in a model of ``width`` features."""
         return self.frontend.own_width(width)
 
 
@@ -152,7 +152,7 @@ class Latents(Layered):
             return [
                 Problem(
                     ("once",),
-                    f"{self.once} layers before the rounds leave none of the {self.depth} for them; give fewer",
+                    f"{self.once} layers are applied once, and none of {self.depth} is left for rounds; give fewer",
                 )
             ]
         if self.rounds * self.depth <= MOST_LAYERS:
@@ -203,7 +203,7 @@ class Model(Stack, WithWidth):
     )
     segmentation: Segmentation | None = Field(
         default=None,
-        description="reading of a row in segments, such as with a recurrent memory; default: whole",
+        description="how a row is read in segments, such as with a recurrent memory; default: the whole row at once",
     )
     head: Head = LanguageModelHead()
     wide: WidePath | None = Field(
@@ -212,7 +212,7 @@ class Model(Stack, WithWidth):
     init_std: float = Field(
         default=0.02,
         gt=0,
-        description="initial deviation of weights; that of output projections is divided by √(number of branches)",
+        description="initial standard deviation of weights; for output projections, divided by √(number of branches)",
     )
 
     @property
@@ -268,7 +268,7 @@ class Model(Stack, WithWidth):
 
     @property
     def latent_width(self) -> int:
-        """Features of a latent vector; the model's width by default."""
+        """Width of the latents; by default the model's width."""
         return (self.latents and self.latents.width) or self.width
 
     @property
@@ -305,7 +305,7 @@ class Model(Stack, WithWidth):
                 found.append(Problem(path, f"no branch of these blocks reads {read}; list one of {_memory_kinds()}"))
         if self.queries and not self.blocks:
             found.append(
-                Problem(("queries",), "no block of the model reads the latents with them; list one, or leave them out")
+                Problem(("queries",), "the model has no blocks that read them; list one, or leave the queries out")
             )
         if not self.blocks and self.latent_width != self.width:
             sentence = (
@@ -338,7 +338,7 @@ class Model(Stack, WithWidth):
             return [Problem(("rounds",), f"{self.segmentation.kind!r} applies the blocks once; leave it out")]
         for name in ("encoder", "latents", "queries"):
             if getattr(self, name) is not None:
-                sentence = f"the blocks of {self.segmentation.kind!r} read segments of the row alone; leave it out"
+                sentence = f"the blocks of {self.segmentation.kind!r} read only segments of the row; leave it out"
                 return [Problem((name,), sentence)]
         return self.segmentation.problems_with(self, self.width)
 
@@ -377,7 +377,7 @@ class Model(Stack, WithWidth):
         return found
 
     def _table_width(self, stack: Stack) -> int | None:
-        """Return the features of a token embedding of ``stack``; None if it reads no tokens."""
+        """Return the width of the token embeddings of ``stack``; None if it reads no tokens."""
         return stack.frontend.table_width(self.width)
 
     def _stream_problems(self) -> list[Problem]:
@@ -431,7 +431,7 @@ class Model(Stack, WithWidth):
                 )
             )
         if encoder.memory == "layers" and max(encoder.rounds, self.rounds) > 1:
-            sentence = "layer i reads encoder layer i, and with rounds a layer is several; use 'last', or one round"
+            sentence = "layer i reads encoder layer i, but rounds apply each layer repeatedly; use 'last', or one round"
             found.append(Problem(("encoder", "memory"), sentence))
         elif encoder.memory == "layers" and encoder.depth != self.depth:
             counts = f"the encoder has {encoder.depth} and the model {self.depth}"

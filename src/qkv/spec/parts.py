@@ -24,15 +24,15 @@ class Norm(Part, slot=True):
 
     @property
     def unweighted(self) -> Norm:
-        """The same norm without learned factors and terms."""
+        """Norm with the same settings, but without learned weight and bias."""
         return self
 
 
 class LayerNorm(Norm, kind="layer_norm"):
     """Layer norm: (x - mean) / sqrt(var + eps) * weight + bias, over the features of one position (Ba et al. 2016).
 
-    ``weight`` and ``bias`` false: neither of them (OLMo, Groeneveld et al. 2024). ``zero_centred``: the factor is
-    1 + weight, initialised to weight 0 (Nemotron-4, Parmar et al. 2024).
+    ``weight`` or ``bias`` false: the norm has no such parameter (OLMo, Groeneveld et al. 2024). ``zero_centred``: the
+    factor is 1 + weight, initialised to weight 0 (Nemotron-4, Parmar et al. 2024).
     """
 
     eps: float = Field(default=1e-5, gt=0)
@@ -91,7 +91,7 @@ class NoNorm(Norm, kind="none"):
 
 
 LearnedActivation = Literal["xielu"]
-"""Activations with learned numbers."""
+"""Activation functions with learned parameters."""
 
 
 def _switched(value: Any) -> Any:
@@ -103,7 +103,7 @@ SwitchedNorm = Annotated[Norm, BeforeValidator(_switched, json_schema_input_type
 
 
 class OutputGate(Part, slot=True):
-    """Base class of gates of attention: factors of the outputs of its heads, before the output projection."""
+    """Base class of output gates of attention, which multiply the outputs of heads before the output projection."""
 
     identity: ClassVar[bool] = False
     """True if it leaves the outputs unchanged."""
@@ -195,7 +195,7 @@ class Positions(Part, slot=True):
     axes: ClassVar[int] = 1
     """Number of axes of the grid on which positions must lie; 1: any sequence."""
     leads: ClassVar[bool] = False
-    """True if the spec has a field ``leading``: the number of positions before the grid, which have vectors too."""
+    """True if the spec has a field ``leading``: the number of positions before the grid that have vectors, too."""
 
     def resampled_from(self, grid: tuple[int, ...], leading: int) -> Positions:
         """Return positions with vectors learned on ``grid`` and resampled to the input's grid; by default unchanged."""
@@ -366,7 +366,7 @@ class Relative(Part, slot=True):
     """Number of axes of the grid on which positions must lie; 1: any sequence."""
 
     def sized_for(self, grid: tuple[int, ...] | None) -> Self:
-        """Return a copy with the sizes filled in that depend on the grid of the positions; None for a sequence."""
+        """Return a copy in which sizes that depend on ``grid`` are filled in; None for a sequence."""
         return self
 
     @property
@@ -543,12 +543,12 @@ class Rope(Relative, kind="rope"):
 
 
 class Rope2D(Relative, kind="rope_2d"):
-    """2-D RoPE of positions on a grid: half of the rotated features by the row, half by the column (Heo et al. 2024).
+    """2-D RoPE on a grid: rotates half of the features by the row, the other half by the column (Heo et al. 2024).
 
-    Among the first Dr = ``fraction`` · Dk features of a head, i is paired with i + Dr/2; the first Dr/4 pairs turn with
-    the row, the others with the column. A class token is not rotated. With ``normalised`` the coordinate of row
-    r = 1 … R is 2π ((2r - 1) / R - 1), and that of a column likewise, so that images of all sizes have the same range
-    (DINOv3, Siméoni et al. 2025).
+    Among the first Dr = ``fraction`` · Dk features of a head, i is paired with i + Dr/2; the first Dr/4 pairs are
+    rotated by the row, the others by the column. A class token is not rotated. With ``normalised`` the coordinate of
+    row r = 1 … R is 2π ((2r - 1) / R - 1), and columns likewise, so that images of all sizes have the same range of
+    coordinates (DINOv3, Siméoni et al. 2025).
     """
 
     extrapolates = False
@@ -614,13 +614,13 @@ class T5Buckets(Relative, kind="t5"):
         return [
             Problem(
                 ("max_distance",),
-                f"{self.max_distance} is within the buckets of one distance each; give at least {least}",
+                f"{self.max_distance} is too small, as distances below {least} have one bucket each; give {least}",
             )
         ]
 
 
 class Bias2D(Relative, kind="bias_2d"):
-    """Learned bias per head and offset (rows, columns) of a query from a key on a grid (Swin, Liu et al. 2021).
+    """Learned bias per head and offset (rows, columns) between query and key on a grid (Swin, Liu et al. 2021).
 
     Pairs with a class token have separate biases: token as query, as key, and as both (BEiT, Bao et al. 2022). With
     ``shared`` all layers of a stack use one table.
@@ -650,7 +650,7 @@ class ShortestPath(Relative, kind="shortest_path"):
     neighbours.
     """
 
-    max_distance: int = Field(default=8, gt=0, le=1024, description="longest path that is told apart")
+    max_distance: int = Field(default=8, gt=0, le=1024, description="longest path length with a bias of its own")
 
 
 class NoRelative(Relative, kind="none"):

@@ -37,7 +37,7 @@ class Role(NamedTuple):
     values: str = ""
 
     def rename(self, name: str) -> Role:
-        """Return the role of one of several inputs, which has the name ``name``; a column of that name is its first."""
+        """Return a copy for one of several inputs, called ``name``; a column of this name is the first candidate."""
         return self._replace(name=name, names=(name, *self.names))
 
 
@@ -59,7 +59,7 @@ class Processor(Part, slot=True):
     """True if a value is an image of pixels."""
 
     makes_codes: ClassVar[bool] = False
-    """True if a value becomes codes: ids that a language model reads and generates."""
+    """True if values are converted to codes: ids that a language model reads and generates."""
 
     pretrained: ClassVar[str] = ""
     """Name of the field with the folder of a trained run that the processor reads; empty if it reads none."""
@@ -70,9 +70,9 @@ class Processor(Part, slot=True):
         return False
 
     def following(self, start: Processor) -> Self:
-        """Return a copy that takes settings from ``start``, the processor of a model that is fine-tuned.
+        """Return a copy that takes settings from ``start``, the processor of the model that is fine-tuned.
 
-        By default it takes none, and all settings are fitted to the new data.
+        By default no setting is taken, and all are fitted to the new data.
         """
         return self
 
@@ -83,7 +83,7 @@ class Processor(Part, slot=True):
 
     @property
     def num_gradients(self) -> int | None:
-        """Number of values of histograms of gradients; None if there are none, or until fitted."""
+        """Number of features in the histograms of gradients of a value; None if there are none, or until fitted."""
         return None
 
     @property
@@ -113,7 +113,7 @@ class Scaler(Processor, kind="scaler"):
         if any(value <= 0 for value in self.deviation):
             return [
                 Problem(
-                    ("deviation",), f"{min(self.deviation)} given, and values are divided by it; give numbers above 0"
+                    ("deviation",), f"{min(self.deviation)} given, but values are divided by it; give numbers above 0"
                 )
             ]
         return []

@@ -27,7 +27,7 @@ _NAME = re.compile(r"[\w+-]+")
 
 
 def _start_of(value: Any) -> Any:
-    """``value``, or the default in place of null, as runs of earlier versions have it."""
+    """Return ``value``, or the default start if it is null, as in runs of earlier versions."""
     return RandomStart() if value is None else value
 
 
@@ -89,10 +89,10 @@ class Recipe(Spec):
     def _candidate_problems(self) -> list[Problem]:
         wrong = next((name for name in self.candidates if not _NAME.fullmatch(name)), None)
         if wrong is not None:
-            sentence = f"{wrong!r} is no name of a folder; use letters, digits, '-', '_' and '+'"
+            sentence = f"{wrong!r} cannot name a folder; use letters, digits, '-', '_' and '+'"
             return [Problem(("candidates",), sentence)]
         return [
-            Problem(("candidates", name, path), "a candidate changes the model, not the race")
+            Problem(("candidates", name, path), "a candidate changes the model, not the list of candidates")
             for name, changes in self.candidates.items()
             for path in changes
             if path.partition(".")[0] == "candidates"
@@ -117,7 +117,7 @@ class Recipe(Spec):
         return []
 
     def _processor_problems(self) -> list[Problem]:
-        """Return the errors if the front end (the encoder's if there is one) reads another signal than the data's."""
+        """Return the errors if the front end, or that of the encoder, does not read the kind of signal of the data."""
         given, stack = self.data.processor, self.model.encoder or self.model
         if self.data.inputs or stack.frontend.inputs_read:
             return self._input_problems()

@@ -19,14 +19,14 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 _imported: set[str] = set()
 _importing: set[str] = set()
-"""Packages whose import is under way, since a module may look up a part while it is imported."""
+"""Packages that are being imported; a module may look up a part during its import, which must not start it again."""
 
 
 class Register(dict[K, V]):
     """Values by key, added by modules when they are imported.
 
     packages: packages whose modules are all imported before a value is looked up, so that no list has to name them.
-        A user imports modules outside of these packages.
+        Modules outside of these packages must be imported by the user.
     """
 
     def __init__(self, *packages: str):
@@ -55,8 +55,8 @@ def implements(*parts: type[Part], of: type[Part] | None = None) -> Callable[[C]
     """Register the decorated class or function as the implementation of the spec classes ``parts``.
 
     Used as ``@implements(spec.GRU)``. Its call signature is that of the slot: see ``build_branch``, ``build_norm``,
-    ``build_task``. ``of``: class of another part; the implementation then holds only where ``parts`` are used with that
-    part. Example: ``@implements(spec.NextToken, of=spec.ImageCodes)``, a task on the values of a processor.
+    ``build_task``. ``of``: class of another part; the implementation then applies only where ``parts`` are used with
+    that part. Example: ``@implements(spec.NextToken, of=spec.ImageCodes)``, a task on the values of a processor.
     """
 
     def register(found: C) -> C:
@@ -90,7 +90,7 @@ def implementation(part: Part, *packages: str, of: Part | None = None) -> Any:
 
 
 def registered(part: type[Part]) -> Any:
-    """Return the implementation of the spec class ``part`` if its module is imported; else None."""
+    """Return the implementation of the spec class ``part`` if its module is already imported; else None."""
     return PARTS.get(part)
 
 

@@ -73,9 +73,9 @@ ClassWeights = Literal["none", "balanced"] | dict[str, Annotated[float, Field(gt
 """Weights by label in the loss, or the name of a rule that chooses them."""
 _WEIGHTS = (
     "weights of labels in the training loss: none; balanced: n / (k n_c) for a label with n_c of n targets and k "
-    "labels; or by label, others 1"
+    "labels; or a weight by label, 1 for all others"
 )
-_WINDOWS = "most windows into which a long text is cut; their outputs are averaged"
+_WINDOWS = "maximum number of windows into which a long text is split; their outputs are averaged"
 
 
 class Classification(Task, kind="classification"):
@@ -97,7 +97,7 @@ class MultiLabel(Task, kind="multilabel"):
     Metrics: micro and macro F1, subset accuracy. Columns ``text`` and ``labels``.
     """
 
-    threshold: float = Field(default=0.5, gt=0, lt=1, description="least probability of a predicted label")
+    threshold: float = Field(default=0.5, gt=0, lt=1, description="minimum probability of a predicted label")
     windows: int = Field(default=1, gt=0, description=_WINDOWS)
 
     reads: ClassVar[Reads] = "examples"
@@ -193,7 +193,7 @@ class MaskedTokens(Task, kind="masked_tokens"):
 
 
 class Restoration(Task):
-    """Base class of denoising objectives: from a corrupted text, the model generates its lost parts or all of it."""
+    """Base class of denoising objectives: from a corrupted text, the model generates the removed or all tokens."""
 
     needs: ClassVar[Needs] = "decodes"
     takes_encoder: ClassVar[bool] = True
@@ -379,7 +379,7 @@ class BySize(Generated):
 
 
 class AssociativeRecall(BySize, kind="associative_recall"):
-    """Associative recall of values by their keys, after all pairs; measures how many pairs a state holds.
+    """Associative recall: values by their keys, after all pairs; measures how many pairs a decoding state can store.
 
     ``sizes``: numbers of pairs. A row has four positions per pair.
     """
@@ -399,7 +399,7 @@ class AssociativeRecall(BySize, kind="associative_recall"):
 
 
 class Copying(BySize, kind="copying"):
-    """Copying of a row of symbols; measures how long a text a state holds.
+    """Copying of a row of symbols; measures how many symbols a decoding state can store.
 
     ``sizes``: numbers of symbols.
     """

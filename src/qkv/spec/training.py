@@ -16,9 +16,9 @@ class Optimizer(Part, slot=True):
     lr: float
 
     def numbers(self, parameters: int, matrices: int) -> int:
-        """Return how many numbers the optimiser stores for ``parameters`` parameters; by default two each, as Adam.
+        """Return the number of values in the optimiser's state for ``parameters`` parameters; by default two for each.
 
-        ``matrices``: number of the parameters in matrices of blocks.
+        ``matrices``: how many of these parameters are in matrices of blocks.
         """
         return 2 * parameters
 
@@ -105,7 +105,7 @@ class Checkpoints(Spec):
     every: int = Field(default=250, gt=0, description="steps between checkpoints")
     seconds: float | None = Field(default=60.0, gt=0, description="maximum seconds between checkpoints")
     keep: int = Field(
-        default=2, gt=0, description="checkpoints to keep; with two, the earlier one replaces a damaged one"
+        default=2, gt=0, description="number of checkpoints to keep; a run resumes from the latest undamaged one"
     )
 
 
@@ -132,7 +132,8 @@ class Training(Spec):
     )
     clip_norm: float | None = Field(default=1.0, gt=0)
     precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="of matrix products; bf16 is used only if it is faster than fp32 on the machine"
+        default="fp32",
+        description="precision of matrix products; bf16 is used only if it is faster than fp32 on the machine",
     )
     compile: bool = False
     recompute: bool = Field(

@@ -162,5 +162,5 @@ def test_the_front_end_takes_the_sizes_of_the_processor() -> None:
     found = Nodes().fitted(spec)
     assert (found.num_columns, found.first_eigenvector, found.eigenvectors, found.phases) == (11, 5, 3, True)
     assert found.distances == 2
-    with pytest.raises(SpecError, match="3 columns, but the nodes of the data have 11"):
+    with pytest.raises(SpecError, match="3 columns given, but the nodes of the data have 11"):
         Nodes(num_columns=3).fitted(spec)

@@ -43,7 +43,7 @@ class _Gated(Branch):
         return standard("gate") if self.part.gated else {}
 
     def _of(self, inputs: Tensor, context: Context) -> Tensor:
-        """Map the concatenated taps of each position, (B, N, K·D), to the output (B, N, D), gated if so set."""
+        """Map the concatenated taps of each position (B, N, K·D) to the output (B, N, D); apply the gate, if any."""
         y = linear(inputs, self.weight, self.bias)
         if not self.part.gated:
             return y

@@ -1,7 +1,7 @@
 """Import of modules with user-defined parts: by name, by the variable ``QKV_IMPORT``, or as an entry point.
 
 An installed package names its module in the entry point group ``qkv.parts``. The variable and entry points are read
-only when a kind is not known, so that they cost nothing before.
+only when a kind is unknown, so that they cost no time before.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def add_to_variable(names: list[str]) -> None:
 
 
 def imports_given() -> str:
-    """Return the options of a further command that import the modules in ``QKV_IMPORT``; "" if it is empty."""
+    """Return the ``--import`` options with which another command imports the modules in ``QKV_IMPORT``, or ""."""
     names = filter(None, os.environ.get(VARIABLE, "").split(os.pathsep))
     return "".join(f" --import {shlex.quote(name)}" for name in names)
 
@@ -86,7 +86,10 @@ def imported_line(error: BaseException) -> str | None:
 
 
 def _of_file(path: Path, given: str) -> str:
-    """Return the module name of the file ``path``. Raises ``UserError`` if there is no file, or the name is taken."""
+    """Return the module name of the file ``path``.
+
+    Raises ``UserError`` if there is no such file, or if another module has this name. ``given``: the text of the user.
+    """
     if not path.is_file() or path.suffix != ".py":
         what = "there is no such file" if not path.exists() else "a part is imported from a Python file, NAME.py"
         raise UserError(f"--import {given}: {what}; give a file or a dotted module")

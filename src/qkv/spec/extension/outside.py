@@ -1,4 +1,4 @@
-"""Record of a run's parts that are defined outside the package: kind, file and the file's digest, but not its code."""
+"""Record of the parts of a run that are defined outside the package: their kind, file and the file's digest."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_outside_parts(folder: Path) -> None:
         if then and now["sha256"] and now["sha256"] != then:
             was = "" if now["path"] == entry["path"] else f", then {entry['path']}"
             warnings.warn(
-                f"{now['path']}{was}, which defines {entry['kind']!r}, is not as it was when {folder} was trained "
+                f"{now['path']}{was}, which defines {entry['kind']!r}, has changed since {folder} was trained "
                 f"(SHA-256 {now['sha256'][:12]}… now, {then[:12]}… then)",
                 stacklevel=2,
             )
@@ -84,7 +84,7 @@ def _slot_of(part: type[Part]) -> str:
 
 
 def _module_like(part: type[Part], module: str) -> str:
-    """Return the module of the implementation of ``part`` if it is ``module`` in the record, else of its spec."""
+    """Return the module that implements ``part`` if it is ``module``, which a record names; else its spec's module."""
     other: str = getattr(registered(part), "__module__", part.__module__)
     return other if module == other else part.__module__
 

@@ -1,4 +1,4 @@
-"""Names of files with data given in memory: the run keeps a copy, named after the digest of its content."""
+"""Names of files that store data from memory: a run stores a copy of it, named after the digest of its content."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     from qkv.spec.recipe import Recipe
 
 FOLDER = "data"
-"""Folder of these files in a run's folder."""
+"""Subfolder of a run's folder that contains these files."""
 DIGITS = 32
-"""Number of hexadecimal digits of the content's SHA-256 in the name."""
+"""Number of hexadecimal digits of the content's SHA-256 in a file's name."""
 TABLE, TEXT = ".jsonl", ".txt"
-"""Extensions of a table and of a running text."""
+"""File extensions of a table and of running text."""
 _KEPT = re.compile(rf"(?:^|[/\\]){FOLDER}[/\\]([0-9a-f]{{{DIGITS}}}(?:{re.escape(TABLE)}|{re.escape(TEXT)}))$")
 _SOURCES = ("source", "validation", "test")
 
 
 def kept_name(source: str) -> str | None:
-    """Return the name, without folders, of a file with data given in memory; None for any other source.
+    """Return the file name, without folders, if ``source`` is a stored copy of data from memory; else None.
 
     The name determines the content, so the folder is not part of a run's identity.
     """
@@ -29,17 +29,17 @@ def kept_name(source: str) -> str | None:
 
 
 def is_kept_text(source: str) -> bool:
-    """Return True for a file with texts given in memory, which is running text whatever it looks like."""
+    """Return True if ``source`` is a stored copy of texts from memory, which is running text whatever its content."""
     return (kept_name(source) or "").endswith(TEXT)
 
 
 def without_folders(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of the plain fields of ``qkv.spec.data.Data`` with such files named without their folder."""
+    """Return a copy of the plain fields of ``qkv.spec.data.Data``, with the folders of stored copies removed."""
     return {name: (kept_name(str(value)) or value) if name in _SOURCES else value for name, value in data.items()}
 
 
 def found_in(folder: Path, recipe: Recipe) -> Recipe:
-    """Return the recipe of the run in ``folder``, with the present paths of the run's own copies of data.
+    """Return the recipe of the run in ``folder``, with the current paths of its stored copies of data.
 
     The paths change if the folder was moved.
     """

@@ -47,7 +47,7 @@ class Assignment(NamedTuple):
         return self.value if self.raw is None or isinstance(self.value, str) else self.raw
 
     def under(self, name: str) -> Assignment:
-        """Return the assignment with ``name`` before its path."""
+        """Return the assignment with ``name`` prepended to its path."""
         return self._replace(path=(name, *self.path))
 
     def below(self, name: str) -> Assignment:
@@ -122,7 +122,7 @@ def parsed(
 
 
 def _to_blame(path: SpecPath, origins: dict[SpecPath, str]) -> str | None:
-    """Return the text of the override that set ``path`` or a parent of it, else a key inside it; None if none did."""
+    """Return the text of the override that set ``path`` or a parent of it, or else a key inside it; None if none."""
     around = [text for place, text in origins.items() if path[: len(place)] == place]
     inside = [text for place, text in origins.items() if path and place[: len(path)] == path]
     return next(iter([*around, *inside]), None)
@@ -183,10 +183,10 @@ class _Place(NamedTuple):
 
 
 class _Miss(NamedTuple):
-    """Name in an override's path that was not found, for the error message.
+    """Name in an override's path that does not exist, for the error message.
 
-    left: number of names of the path that remained; trail: location reached; known: names that exist there; sentence:
-    error message that replaces the default message.
+    left: number of remaining names of the path; trail: location reached; known: names that exist there; sentence: error
+    message that replaces the default message.
     """
 
     left: int
@@ -315,7 +315,7 @@ class _Search:
         self.misses.append(_Miss(len(names), place.trail, names[0], known, sentence))
 
     def refuse_if_nothing_matched(self) -> None:
-        """Raise ``SpecError`` for the miss that got farthest along the path, if no place matched."""
+        """Raise ``SpecError`` if no place matched, for the miss with the longest matching beginning of the path."""
         if self.found:
             return
         left = min((miss.left for miss in self.misses), default=0)
@@ -341,7 +341,7 @@ class _Search:
 
 
 def _opened(value: Any, spec: type[Spec] | None, trail: SpecPath) -> dict[str, Any]:
-    """Expand ``value`` to a mapping: a short form, or a single value that stands for a spec (such as a data source)."""
+    """Expand ``value`` to a mapping: from a short form, or from a single value for a spec (such as a data source)."""
     if isinstance(value, dict) or spec is None:
         return cast("dict[str, Any]", value)
     try:

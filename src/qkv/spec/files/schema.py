@@ -30,7 +30,7 @@ def json_schema(top: type[Spec]) -> Node:
 
 
 class _Generator(GenerateJsonSchema):
-    """Pydantic's generator with concise defaults and without titles of fields."""
+    """Pydantic's schema generator, with concise defaults and without titles of fields."""
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
         found = super().default_schema(schema)
@@ -49,7 +49,7 @@ def _generated(spec: type[Spec]) -> Node:
 
 
 def _resolved(node: Any, definitions: Node) -> Any:
-    """Replace each slot marker in ``node`` by a reference, and add the slots found to ``definitions``."""
+    """Replace each slot marker in ``node`` by a reference, and add the schemas of these slots to ``definitions``."""
     if isinstance(node, list):
         return [_resolved(item, definitions) for item in cast("list[Any]", node)]
     if not isinstance(node, dict):
@@ -77,7 +77,7 @@ def _slot_schema(slot: type[Part], definitions: Node) -> Node:
 
 
 def _short_forms(slot: type[Part]) -> list[Node]:
-    """Return the schemas of a slot's text forms: bare kinds, offered by editors, and ``kind(value, name=value)``."""
+    """Return the schemas of a slot's text forms: a kind, which editors complete, and ``kind(value, name=value)``."""
     kinds = sorted(slot.kinds())
     bare = [
         kind for kind in kinds if not any(field.is_required() for field in slot.kinds()[kind].model_fields.values())

@@ -1,4 +1,4 @@
-"""Recipes and comparisons that ship with the package: their files by name."""
+"""Files of the recipes and comparisons that ship with the package, by name."""
 
 from __future__ import annotations
 

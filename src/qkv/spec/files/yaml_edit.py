@@ -1,4 +1,4 @@
-"""Replacement of top-level keys of a YAML file as text; comments, order and layout of other keys are kept."""
+"""Replacement of top-level keys of a YAML file as text; comments, order and layout of other keys do not change."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def with_keys(text: str, values: Mapping[str, Any], source: str = "") -> str:
 def _with_key(text: str, key: str, lines: str | None, source: str) -> str:
     node = cast("yaml.Node | None", yaml.compose(text, Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType]
     if not isinstance(node, yaml.MappingNode) or node.flow_style:
-        raise UserError(f"{source}: the file is no mapping with a line for each key; write it so, or as JSON")
+        raise UserError(f"{source}: the file must be a YAML mapping in block style, with each key on its own line")
     rows: list[str] = text.splitlines(keepends=True)
     keys = cast("list[tuple[yaml.Node, yaml.Node]]", node.value)
     place = next(((k.start_mark.line, v.end_mark) for k, v in keys if k.value == key), None)

@@ -87,7 +87,7 @@ def _quick(data: dict[str, Any], source: str, lines: Lines) -> list[Assignment]:
     if not values:
         where = f"{source}:{lines[('quick',)]}" if ("quick",) in lines else source
         raise SpecError(
-            [Problem((), "this recipe has no short form; its key 'quick' would hold dotted overrides")], where
+            [Problem((), "this recipe has no short form; define it by dotted overrides in the key 'quick'")], where
         )
     if not isinstance(values, dict):
         raise SpecError([Problem(("quick",), "the short form is a mapping of dotted paths to values")], source, lines)
@@ -135,7 +135,7 @@ def _text(path: Path) -> str:
         raise UserError(f"{path}: there is no such file{_near(path)}") from None
     except IsADirectoryError:
         raise UserError(
-            f"{path}: this is a folder, and not a run; give a recipe or model file{_specs_in(path)}"
+            f"{path}: this is a folder, but not a run; give a recipe or model file{_specs_in(path)}"
         ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: the file cannot be read ({getattr(error, 'strerror', None) or error})") from None
@@ -151,7 +151,7 @@ def _text(path: Path) -> str:
 
 
 def _near(path: Path) -> str:
-    """Return a clause for an error message: what ships under that name, or the most similar file name."""
+    """Return a clause for an error message: the shipped file of that name, or the most similar file name."""
     for what, known in (("recipe", shipped()), ("comparison", shipped_comparisons())):
         if path.stem in known:
             return f"; a {what} {path.stem!r} ships with qkv: give its name without folder and suffix"
@@ -169,7 +169,7 @@ def _specs_in(folder: Path) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML writer whose output means the same in YAML 1.1 and 1.2: ambiguous text is quoted."""
+    """YAML writer whose output has the same meaning in YAML 1.1 and 1.2: ambiguous text is quoted."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)

@@ -27,7 +27,7 @@ class ContinuousMemory(DotProduct, kind="continuous_memory"):
     rotated as in RoPE.
     """
 
-    segment: int = Field(default=128, gt=0, description="positions that the memory takes in at once, S")
+    segment: int = Field(default=128, gt=0, description="positions that are added to the memory at once, S")
     window: int | None = Field(
         default=None, gt=0, description="positions that are attended to locally, W >= S; default: segment"
     )
@@ -35,7 +35,7 @@ class ContinuousMemory(DotProduct, kind="continuous_memory"):
     basis_width: float = Field(default=0.75, gt=0, description="s · N_b: width in distances of neighbouring centres")
     contraction: float = Field(default=0.75, gt=0, lt=1, description="part of [0, 1] that the older signal keeps, τ")
     num_samples: int | None = Field(
-        default=None, gt=0, description="times at which the older signal is read, M; default: 2 num_basis"
+        default=None, gt=0, description="times at which the older signal is sampled, M; default: 2 num_basis"
     )
     ridge: float = Field(default=0.1, gt=0, description="penalty of the squares of coefficients, λ")
     base: float | None = Field(default=10000.0, gt=1, description="base of the rotation; none: no rotation")
@@ -65,7 +65,10 @@ class ContinuousMemory(DotProduct, kind="continuous_memory"):
     def problems(self) -> list[Problem]:
         found = super().problems()
         if self.reach < self.segment:
-            sentence = f"a window of {self.reach} loses positions of a segment of {self.segment}; give that or more"
+            sentence = (
+                f"a window of {self.reach} positions is shorter than a segment of {self.segment}; "
+                f"give {self.segment} or more"
+            )
             found.append(Problem(("window",), sentence))
         return found
 

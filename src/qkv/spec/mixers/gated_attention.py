@@ -25,7 +25,7 @@ class GatedAttention(Branch):
         return self.mask == "causal"
 
     def hidden_at(self, width: int) -> int:
-        """Return the features of the gate and of a value, E, in a model of ``width`` features."""
+        """Return the number of features of the gate and of a value, E, in a model of ``width`` features."""
         return self.hidden or 2 * width
 
     def extrapolates(self, length: int) -> bool:

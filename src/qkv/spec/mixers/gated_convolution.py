@@ -15,7 +15,7 @@ class GatedConvolution(Branch, kind="gated_convolution"):
     Causal; the state has a fixed size.
     """
 
-    kernel_size: int = Field(default=3, gt=0, description="positions of the convolution, K; 1: the position itself")
+    kernel_size: int = Field(default=3, gt=0, description="kernel size of the convolution, K; 1: the position itself")
     bias: bool = Field(default=False, description="bias of both linear maps and of the convolution")
 
     @property

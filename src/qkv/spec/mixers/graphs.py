@@ -35,7 +35,7 @@ class GraphAttention(DotProduct, kind="graph_attention"):
 
 
 class Neighbourhood(Branch):
-    """Base class of mixers whose step reads the neighbours of each node. Not causal."""
+    """Base class of mixers in which each node reads its neighbours in a graph. Not causal."""
 
     @property
     def growth(self) -> Growth:
@@ -61,9 +61,11 @@ class Propagation(Neighbourhood, kind="propagation"):
         default=None,
         gt=0,
         le=1.7,
-        description="λ of a map and ReLU after each step, nearer to the identity with t; none: no map",
+        description="λ of the linear map and ReLU after each step, nearer to the identity as t grows; none: no map",
     )
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout of the input, with identity of each step's")
+    dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="dropout of the input and, with identity, of each step's output"
+    )
     linear: bool = Field(default=True, description="linear map after the propagation")
     bias: bool = True
 
@@ -87,7 +89,7 @@ class SumAggregation(Neighbourhood, kind="gin"):
     bias: bool = True
 
     def hidden_at(self, width: int) -> int:
-        """Return the features between W_1 and W_2 in a model of ``width`` features."""
+        """Return the number of hidden features, between W_1 and W_2, in a model of ``width`` features."""
         return self.hidden or width
 
     def canonical(self, width: int) -> Self:

@@ -29,14 +29,14 @@ class HyperAttention(HeadedAttention, kind="hyper_attention"):
     mask: Literal["causal", "full"] = Field(default="causal", description="full: all positions of a row; not causal")
     block: int = Field(default=256, gt=0, description="positions per block; a block as long as the row is exact")
     samples: int = Field(
-        default=256, gt=0, description="keys drawn for all queries, without replacement; as many as positions: exact"
+        default=256, gt=0, description="keys sampled for all queries, without replacement; as many as positions: exact"
     )
     sampling: Literal["uniform", "value_norm"] = Field(
-        default="uniform", description="value_norm: keys with large values are drawn more often"
+        default="uniform", description="value_norm: keys with large values are sampled more often"
     )
     bits: int = Field(default=7, gt=0, le=30, description="random projections of the hash")
     exact_up_to: int = Field(
-        default=512, gt=0, description="rows of up to this length, and if causal parts of it, have exact attention"
+        default=512, gt=0, description="attention is exact in rows (if causal, in parts of rows) of up to this length"
     )
     seed: int = Field(default=0, ge=0, le=LARGEST_SEED, description="seed of projections, and of samples in evaluation")
     bias: bool = True

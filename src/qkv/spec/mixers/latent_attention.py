@@ -21,10 +21,10 @@ class LatentAttention(Masked, Headed, kind="latent_attention"):
 
     kv_rank: int | None = Field(default=None, gt=0, description="features of c; default: 4 head_dim")
     query_rank: int | None = Field(
-        default=None, gt=0, description="features from which queries are computed; default: straight from x"
+        default=None, gt=0, description="features of the vector from which queries are computed; default: x itself"
     )
     head_dim: int | None = Field(
-        default=None, gt=0, description="features per head of a key without those rotated; default: width / num_heads"
+        default=None, gt=0, description="unrotated features per head of a key; default: width / num_heads"
     )
     rope_dim: int | None = Field(
         default=None, ge=0, description="rotated features of a key; default: half of head_dim; 0: no positions"
@@ -32,18 +32,20 @@ class LatentAttention(Masked, Headed, kind="latent_attention"):
     value_dim: int | None = Field(default=None, gt=0, description="default: head_dim")
     base: float = Field(default=10000.0, gt=1, description="base of RoPE")
     scaling: RopeScaling | None = Field(default=None, description="scaling of RoPE")
-    norm: SwitchedNorm = Field(default=RMSNorm(), description="norm of c, and of the vector of queries")
+    norm: SwitchedNorm = Field(
+        default=RMSNorm(), description="norm of c, and of the vector from which queries are computed"
+    )
     temperature: float = Field(default=1.0, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
     def dims(self, width: int) -> tuple[int, int, int]:
-        """Return the features per head of a key's unrotated part, its rotated part, and a value."""
+        """Return the numbers of features per head of a key's unrotated part, its rotated part, and a value."""
         head_dim = self.head_dim or width // self.num_heads
         half = 2 * -(-head_dim // 4)  # even, as RoPE rotates pairs
         return head_dim, half if self.rope_dim is None else self.rope_dim, self.value_dim or head_dim
 
     def rank(self, width: int) -> int:
-        """Return the features of c, from which keys and values are computed, in a model of ``width`` features."""
+        """Return the width of c, from which keys and values are computed, in a model of ``width`` features."""
         return self.kv_rank or 4 * self.dims(width)[0]
 
     def extrapolates(self, length: int) -> bool:

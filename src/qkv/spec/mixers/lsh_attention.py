@@ -36,7 +36,7 @@ class LSHAttention(Masked, HeadedAttention, kind="lsh_attention"):
     is true. The selection of keys depends on the whole row, because the row is sorted as a whole; but under a causal
     mask no later key or value is read.
 
-    The paper divides the weight of a key found in several rounds by the number of these rounds. Here, as in the
+    The paper divides the weight of a key that several rounds select by the number of these rounds. Here, as in the
     published models, the key counts once in each round.
     """
 
@@ -45,7 +45,7 @@ class LSHAttention(Masked, HeadedAttention, kind="lsh_attention"):
         default=(32,),
         min_length=1,
         max_length=16,
-        description="buckets per round, even; or a list of even factors of it, which is cheaper to compute",
+        description="even number of buckets per round, or a list of its even factors, which is cheaper to compute",
     )
     chunk_length: int = Field(
         default=64, gt=0, description="positions per chunk; rows of up to this length are not hashed"

@@ -22,10 +22,10 @@ class Mamba(Branch, kind="mamba"):
     """
 
     expansion: float = Field(default=2.0, gt=0, description="E / width, E features x")
-    state_size: int = Field(default=16, gt=0, description="numbers of the state of a feature, and features of b and c")
+    state_size: int = Field(default=16, gt=0, description="state values per feature, and features of b and c")
     step_rank: int | None = Field(default=None, gt=0, description="features of r; default: width / 16, rounded up")
-    kernel_size: int = Field(default=4, gt=0, description="positions of the causal convolution; 1: the position itself")
-    bias: bool = Field(default=False, description="bias of the linear maps at the begin and at the end")
+    kernel_size: int = Field(default=4, gt=0, description="size of the causal convolution; 1: the position itself")
+    bias: bool = Field(default=False, description="bias of the input and output projections")
     convolution_bias: bool = Field(default=True, description="bias of the convolution")
     norm: Norm = NoNorm()
 
@@ -34,7 +34,7 @@ class Mamba(Branch, kind="mamba"):
         return RECURRENT
 
     def inner(self, width: int) -> int:
-        """Return the number of features E in a model of ``width`` features."""
+        """Return the number of features of x, E, in a model of ``width`` features."""
         return round(self.expansion * width)
 
     def rank_at(self, width: int) -> int:

@@ -12,7 +12,7 @@ from qkv.spec.models.growth import CHUNKED, RECURRENT, Growth
 
 _CHUNK = "positions per chunk of the parallel form"
 _KEYS = "features per query and key; default: width / num_heads"
-_KERNEL = "positions of the causal convolution of each feature before the state; 1: the position itself"
+_KERNEL = "size of the depthwise causal convolution before the state; 1: the position itself"
 _CONVOLUTION_BIAS = "bias of the convolution"
 _EPS = "epsilon of the norm of the outputs"
 
@@ -65,12 +65,14 @@ class Mamba2(Branch, kind="mamba2"):
     num_heads: int = Field(default=4, gt=0)
     expansion: float = Field(default=2.0, gt=0, description="E / width; E is divided among the heads")
     state_size: int = Field(default=64, gt=0, description="features of b and of c")
-    num_groups: int = Field(default=1, gt=0, description="number of different b and c; it divides num_heads")
+    num_groups: int = Field(default=1, gt=0, description="number of different b and c; must divide num_heads")
     kernel_size: int = Field(default=4, gt=0, description=_KERNEL)
     convolution_bias: bool = Field(default=True, description=_CONVOLUTION_BIAS)
-    bias: bool = Field(default=False, description="bias of the linear maps at the begin and at the end")
+    bias: bool = Field(default=False, description="bias of the input and output projections")
     min_step: float = Field(default=0.0, ge=0, description="smallest step δ")
-    norm_groups: int = Field(default=1, gt=0, description="groups of features that are normalised; it divides E")
+    norm_groups: int = Field(
+        default=1, gt=0, description="groups of features that are normalised separately; must divide E"
+    )
     eps: float = Field(default=1e-5, gt=0, description=_EPS)
     chunk: int = Field(default=64, gt=0, description=_CHUNK)
 
@@ -136,7 +138,7 @@ class GatedDelta(Branch, kind="gated_delta"):
     def problems(self) -> list[Problem]:
         if self.num_heads % self.key_heads == 0:
             return []
-        sentence = f"{self.key_heads} heads of keys cannot be shared evenly by {self.num_heads} heads"
+        sentence = f"{self.key_heads} key heads cannot be shared evenly by {self.num_heads} heads"
         return [Problem(("num_key_heads",), sentence)]
 
     def dims(self, width: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from qkv.spec.branches import Branch
 from qkv.spec.models.growth import NEAR, POSITION_WISE, Growth
 from qkv.spec.parts import Activation, LayerNorm, Norm
 
-_MASK = "causal: half of the features from the previous position, 0 at the first; full: from all sides"
+_MASK = "causal: shift half of the features from the previous position, 0 at the first; full: in all directions"
 
 
 class SpatialShift(Branch, kind="spatial_shift"):
@@ -89,7 +89,7 @@ class MONet(Branch, kind="monet"):
         return not self.shift or self.mask == "causal"
 
     def sizes(self, width: int) -> tuple[int, int]:
-        """Return (features of the product, rank) in a model of ``width`` features."""
+        """Return (number of features of the product, rank) in a model of ``width`` features."""
         hidden = self.hidden or 3 * width
         return hidden, self.rank or max(1, hidden // 8)
 

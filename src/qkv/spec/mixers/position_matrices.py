@@ -45,7 +45,7 @@ class TriangularMatrices(PositionMatrices):
     """Base class of mixers with a matrix W over positions that may be lower triangular: y_i = Σ_{j<=i} W_ij x_j."""
 
     mask: Literal["full", "causal"] = Field(
-        default="full", description="causal: no position reads a later one, so that rows of up to length decode"
+        default="full", description="causal: no position reads a later one; rows of up to length can be decoded"
     )
 
     @property
@@ -107,6 +107,6 @@ class GMLP(TriangularMatrices, kind="gmlp"):
 class RandomMixing(TriangularMatrices, kind="random_mixing"):
     """Random mixing: y_i = Σ_j R_ij x_j with a random matrix R that is not trained (MetaFormer, Yu et al. 2022).
 
-    Each row of R is a softmax of numbers drawn uniformly from [0, 1), if causal of those at j <= i only. R is drawn
-    with the initial weights and saved with them.
+    Each row of R is a softmax of uniform random numbers in [0, 1), if causal only over j <= i. R is sampled with the
+    initial weights and saved with them.
     """

@@ -38,13 +38,13 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
 
     @property
     def span(self) -> int:
-        """S, half of the number of vectors in the table."""
+        """Half of the number of vectors in the table, S."""
         return self.position_buckets or self.max_distance
 
     @property
     def table_key(self) -> tuple[Hashable, ...]:
         """Settings that, besides the width, must be equal in layers that share one table of distance vectors."""
-        norm: Any = self.table_norm  # a frozen spec is hashable, which its static type does not tell
+        norm: Any = self.table_norm  # a frozen spec is hashable, but its static type does not show it
         return "disentangled", self.position_buckets, self.max_distance, norm
 
     @property
@@ -82,7 +82,7 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
             found.append(
                 Problem(
                     ("max_distance",),
-                    f"{self.max_distance} is within the buckets of one distance each; give at least {least}",
+                    f"{self.max_distance} is too small, as distances below {least} have one bucket each; give {least}",
                 )
             )
         return found

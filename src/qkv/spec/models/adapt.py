@@ -1,4 +1,4 @@
-"""Specs of trainable parameters: all, the last layers, or low-rank adapters."""
+"""Specs of which parameters are trained: all, the head, the last blocks, or low-rank adapters."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ class HeadOnly(Adapt, kind="head"):
 
 
 class Last(Adapt, kind="last"):
-    """Train the head, the final norm and the last ``num_layers`` blocks (Howard & Ruder 2018); of an encoder–decoder,
-    the last blocks of the decoder."""
+    """Train the head, the final norm and the last ``num_layers`` blocks (Howard & Ruder 2018).
+
+    In an encoder–decoder, these are the last blocks of the decoder.
+    """
 
     rate_factor = 2.0
     num_layers: int = Field(default=1, gt=0)
@@ -51,10 +53,10 @@ class LoRA(Adapt, kind="lora"):
     targets: Seq[str] = Field(
         default=("qkv", "output"),
         min_length=1,
-        description="names of the linear layers in blocks that get an adapter (last part of the path)",
+        description="names (last part of the path) of the linear layers in blocks that get an adapter",
     )
     use_rslora: bool = False
-    whole: Seq[str] = Field(default=(), description="patterns of paths of further parameters that are fully trained")
+    whole: Seq[str] = Field(default=(), description="path patterns of other parameters that are fully trained")
 
     @property
     def scale(self) -> float:

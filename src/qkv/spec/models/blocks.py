@@ -56,7 +56,7 @@ class Block(Spec):
         return self.residual if alone else Add()
 
     def sized_for(self, positions: int, grid: tuple[int, ...] | None) -> Self:
-        """Return a copy with the sizes of branches that depend on the positions filled in; see ``Branch.sized_for``."""
+        """Return a copy with ``sized_for`` applied to each branch; see ``Branch.sized_for``."""
         branches = tuple(branch.sized_for(positions, grid) for branch in self.branches)
         return self if branches == self.branches else self.changed(branches=branches)
 
@@ -108,7 +108,7 @@ class DepthAverage(Spec):
     """
 
     dilation: int = Field(default=1, gt=0, le=MOST_LAYERS, description="k: every k-th output is averaged")
-    period: int = Field(default=1, gt=0, le=MOST_LAYERS, description="averages after every so many blocks")
+    period: int = Field(default=1, gt=0, le=MOST_LAYERS, description="number of blocks from one average to the next")
 
     def averaged(self, i: int) -> range:
         """Return the indices j of the vectors x_j that the average after block ``i`` reads, latest first."""
@@ -122,7 +122,7 @@ class Layered(Spec):
         default=None, gt=0, le=MOST_LAYERS, description="default: the number of listed blocks"
     )
     blocks: Seq[Block] = Field(
-        default=(Block(),), max_length=MOST_LAYERS, description="an empty list: a bag of vectors"
+        default=(Block(),), max_length=MOST_LAYERS, description="an empty list: the head reads the embeddings"
     )
     norm: Norm = LayerNorm()
     depth_average: DepthAverage | None = Field(
@@ -190,7 +190,7 @@ class Layered(Spec):
         return any(block.reversible for block in self.blocks)
 
     def leaving(self, width: int) -> int:
-        """Return the features per position after the last block: ``width``; twice that if reversible (two streams)."""
+        """Return the width of the last block's output: ``width``, or twice that if reversible (two streams)."""
         return 2 * width if self.reversible else width
 
     @property
@@ -219,7 +219,7 @@ class Layered(Spec):
         return any(branch.reads_prefix for block in self.blocks for branch in block.branches)
 
     def first_branch(self, wrong: Callable[[Branch], bool]) -> tuple[str | int, ...]:
-        """Return the path of the first branch with ``wrong`` true, such as ("blocks", 0, "branches", 1); else empty."""
+        """Return the path of the first branch for which ``wrong`` is true, as ("blocks", 0, "branches", 1), or ()."""
         for i, block in enumerate(self.blocks):
             for j, branch in enumerate(block.branches):
                 if wrong(branch):
@@ -283,9 +283,9 @@ class Layered(Spec):
         if self.depth_average is None:
             return []
         if self.reversible:
-            sentence = "reversible blocks keep no outputs that could be averaged; leave it out, or change the residual"
+            sentence = "reversible blocks do not store the outputs to average; leave it out, or change the residual"
             return [Problem(("depth_average",), sentence)]
         if self.depth_average.period > self.depth:
-            sentence = f"an average after every {self.depth_average.period} blocks has no place in {self.depth}"
+            sentence = f"a stack of {self.depth} layers has no average after {self.depth_average.period} blocks"
             return [Problem(("depth_average", "period"), f"{sentence}; give at most the number of layers")]
         return []

@@ -24,7 +24,7 @@ class CrossAttention(DotProduct, MemoryBranch, kind="cross_attention"):
     """Cross-attention: concat_h(softmax(Q_h K_g^T / (temperature √Dk)) V_g) W_o (Vaswani et al. 2017).
 
     Q = x W_q, K = m W_k, V = m W_v with the memory m. K and V are computed once per decoded sequence. ``softcap``
-    bounds logits to (-c, c), as that of ``attention`` does (T5Gemma, 2025).
+    bounds logits to (-c, c), as in ``attention`` (T5Gemma, 2025).
     """
 
     softcap: float | None = Field(default=None, gt=0, description="c: logits s become c · tanh(s / c)")

@@ -1,4 +1,4 @@
-"""Specs of the forms of a forecast: a number, quantiles, or a distribution for each future value."""
+"""Specs of the forms of a forecast: a point, quantiles, or a distribution for each future value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qkv.spec.errors import Problem
 
 
 class Forecast(Part, slot=True):
-    """Base class of forms of a forecast, which decide the outputs of the head ``forecast`` and its loss."""
+    """Base class of forms of a forecast, which determine the outputs of the head ``forecast`` and its loss."""
 
     @property
     def outputs(self) -> int:
@@ -20,7 +20,7 @@ class Forecast(Part, slot=True):
 
 
 class Point(Forecast, kind="point"):
-    """One number: loss (y - f)², or |y - f|."""
+    """Point forecast f, one number: loss (y - f)², or |y - f|."""
 
     loss: Literal["squared", "absolute"] = "squared"
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Growth(NamedTuple):
-    """Exponents with which costs grow with the number N of positions of a row, for N far above all model sizes.
+    """Exponents a of costs that grow as N^a with the number N of positions of a row, for N far above all model sizes.
 
     An exponent of 0 is a constant cost.
 

@@ -15,8 +15,8 @@ _MULTIPLE = 32
 class Quantization(Spec):
     """Weights in ``bits`` 16 (bf16), 8 or 4, with one scale per ``group`` of a row's weights.
 
-    Linear layers have these bits; embedding tables, and the output matrix of a language model, have at least 8, one
-    scale per row. Norms, biases and other tensors stay as they are.
+    Weights of linear layers have this precision; embedding tables, and the output matrix of a language model, have at
+    least 8 bits and one scale per row. Norms, biases and other tensors are not quantised.
     """
 
     bits: Literal[16, 8, 4] = 8
@@ -24,7 +24,7 @@ class Quantization(Spec):
         default=None,
         ge=0,
         le=65536,
-        description="weights per scale, a multiple of 32; 0: a row; default: 32 in 4 bits, else 0",
+        description="weights per scale, a multiple of 32; 0: one scale per row; default: 32 with 4 bits, else 0",
     )
 
     @property

@@ -1,4 +1,4 @@
-"""Specs of the ways in which a model's blocks read a row in segments instead of whole."""
+"""Specs of segmentations: how a model's blocks read a row in segments instead of as a whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkv.spec.models.growth import RECURRENT, Growth
 
 
 class Segmentation(Part, slot=True):
-    """Base class of ways to read a row in segments: the blocks see one segment, and the state carried over to it.
+    """Base class of segmentations: the blocks read one segment at a time, and a state from earlier segments.
 
     The blocks are causal, and decode with a state of constant size for the current segment.
     """
@@ -39,7 +39,7 @@ class Segmentation(Part, slot=True):
         return getattr(self, self.inner_name) if self.inner_name else None
 
     def inner_width(self, width: int) -> int:
-        """Return the features of ``inner`` in a model of ``width`` features."""
+        """Return the width of ``inner`` in a model of ``width`` features."""
         return width
 
     def with_inner(self, change: Callable[[Layered], Layered]) -> Self:
@@ -51,25 +51,25 @@ class Segmentation(Part, slot=True):
         return True
 
     def positions_read(self, length: int) -> int:
-        """Return the positions of the longest row that the blocks read for an input of ``length`` positions."""
+        """Return the length of the longest row that the blocks read for an input of ``length`` positions."""
         return min(length, self.row_positions)
 
     def problems_with(self, stack: Layered, width: int) -> list[Problem]:
         """Return the errors of a model of ``width`` features whose ``stack`` reads segments; empty if none."""
         wrong = stack.first_branch(lambda branch: not branch.causal)
         if wrong:
-            sentence = f"{self.kind!r} carries what earlier segments hold, so its blocks are causal; use a causal mask"
+            sentence = f"{self.kind!r} reads one segment after the other, so blocks must be causal; use a causal mask"
             return [Problem(wrong, sentence)]
         wrong = stack.first_branch(lambda branch: branch.reads_memory)
         if wrong:
-            sentence = f"the blocks of {self.kind!r} read segments of the row alone, not another memory; leave it out"
+            sentence = f"the blocks of {self.kind!r} read only segments of the row, not another memory; leave it out"
             return [Problem(wrong, sentence)]
         wrong = stack.first_branch(lambda branch: branch.reads_types)
         if wrong:
-            sentence = f"{self.kind!r} reads vectors that have no token type; use attention that reads no types"
+            sentence = f"{self.kind!r} adds vectors without a token type; use attention that does not read types"
             return [Problem(wrong, sentence)]
         if stack.reversible:
-            sentence = f"{self.kind!r} carries one vector per position, and reversible blocks give two; use 'add'"
+            sentence = f"{self.kind!r} passes on one vector per position, but reversible blocks have two; use 'add'"
             return [Problem(("blocks", 0, "residual"), sentence)]
         return []
 
@@ -79,16 +79,16 @@ class RecurrentMemory(Segmentation, kind="recurrent_memory"):
 
         [m_τ ; x_1 … x_S ; m_τ]  ─ blocks, norm ─  [· ; y_1 … y_S ; m_{τ+1}]
 
-    The segment's positions read the copy at the start. The outputs at the copy at the end, which have read the whole
-    segment, are the memory of the next segment. m_0 is learned. For the blocks, positions start anew in each segment;
-    for the front end, they are positions in the row. Gradients pass through the memory of up to ``bptt`` consecutive
-    segments: it is detached at every multiple of ``bptt``.
+    The segment's positions read the copy of the memory at the start. The outputs at the copy at the end, which have
+    read the whole segment, are the memory of the next segment. m_0 is learned. In the blocks, positions restart in each
+    segment; in the front end, they are positions in the row. Gradients pass through the memory of up to ``bptt``
+    consecutive segments: it is detached at every multiple of ``bptt``.
     """
 
     segment: int = Field(default=64, gt=0, description="positions of a segment, S")
     num_memory: int = Field(default=8, gt=0, le=4096, description="memory vectors, M")
     bptt: int | None = Field(
-        default=None, gt=0, description="segments through which gradients pass at most; default: all"
+        default=None, gt=0, description="maximum number of segments through which gradients pass; default: all"
     )
 
     @property
@@ -159,6 +159,6 @@ class Megabyte(Segmentation, kind="megabyte"):
         ]
         wrong = self.patches.first_branch(lambda branch: branch.exactness.length is not None)
         if wrong:
-            sentence = "patches are read one by one in decoding, where this branch is exact for short rows only"
+            sentence = "decoding reads patches one by one, and this branch decodes only short rows exactly"
             found.append(Problem((*path, *wrong), f"{sentence}; use another mixer over patches"))
         return found

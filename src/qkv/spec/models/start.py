@@ -1,4 +1,4 @@
-"""Specs of the weights with which training starts: drawn at random, from a checkpoint, or set by hand."""
+"""Specs of the initial weights of a training run: random, from a checkpoint, or set by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KIND = re.compile(r"\s*(\w+)\s*(\(.*\))?\s*", re.DOTALL)
 
 
 class Start(Part, slot=True):
-    """Base class of sources of the weights with which training starts.
+    """Base class of the sources of a training run's initial weights.
 
     A text that names no kind is a checkpoint: ``start: bert-base-uncased``.
     """
@@ -38,7 +38,7 @@ class Start(Part, slot=True):
 
 
 class RandomStart(Start, kind="random"):
-    """Weights drawn at random: matrices N(0, init_std²), see ``qkv.build``."""
+    """Random weights: matrices from N(0, init_std²), see ``qkv.build``."""
 
     seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED, description="default: training.seed")
 
@@ -59,14 +59,14 @@ class CheckpointStart(Start, kind="checkpoint"):
 class WeightPiece(Spec):
     """Piece of a weight tensor, and its values.
 
-    The weight has its full name, as ``blocks.0.branches.1.body.down``, or is selected by ``layer`` and ``branch``. A
-    ``piece`` then suffices if only one weight of the branch has it: ``layer: 0, piece: q, head: 2`` selects the queries
-    of head 2.
+    ``weight`` is a full name, such as ``blocks.0.branches.1.body.down``, or if ``layer`` is set, a name below a branch.
+    It can be omitted if only one weight of the branch has the ``piece``: ``layer: 0, piece: q, head: 2`` selects the
+    queries of head 2.
     """
 
-    weight: str = Field(default="", description="name of the weight, or below a branch if 'layer' is given")
+    weight: str = Field(default="", description="full name of the weight; with 'layer', its name below the branch")
     layer: int | None = Field(default=None, ge=0)
-    branch: int = Field(default=0, ge=0, description="number of the branch in its block")
+    branch: int = Field(default=0, ge=0, description="index of the branch in its block")
     piece: str = Field(default="", description="piece of the rows or columns, such as q, k, v, gate; default: all")
     head: int | None = Field(default=None, ge=0, description="head of the piece; default: all")
     values: Values = Field(description="a number, 'identity', or nested lists of the piece's shape")
@@ -84,9 +84,11 @@ class WeightPiece(Spec):
 class ConstructedStart(Start, kind="constructed"):
     """Weights set by hand, piece by piece, by the names in their layouts; later pieces overwrite earlier ones.
 
-    With ``rest: zero``, matrices, tables and biases that no piece names are 0, and norms have their initial values.
+    With ``rest: zero``, matrices, tables and biases that no piece sets are 0, and norms have their initial values.
     """
 
     pieces: Seq[WeightPiece] = ()
     rest: Literal["random", "zero"] = "random"
-    seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED, description="of the rest; default: training.seed")
+    seed: int | None = Field(
+        default=None, ge=0, le=LARGEST_SEED, description="seed of the other weights; default: training.seed"
+    )

@@ -1,4 +1,4 @@
-"""Model surgery: replace parts by overrides per layer; replaced branches keep the fields that both kinds share."""
+"""Model surgery: replace parts by overrides per layer; a new branch keeps the settings that both kinds share."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _folded(stack: L) -> L:
 
 
 def shortest_pattern(layers: Sequence[Block]) -> tuple[Block, ...]:
-    """Return the shortest prefix of ``layers`` whose repetition gives all of them."""
+    """Return the shortest prefix of ``layers`` that gives all of them when it is repeated."""
     periods = range(1, len(layers))
     found = (p for p in periods if all(layer == layers[i % p] for i, layer in enumerate(layers)))
     return tuple(layers[: next(found, len(layers))])

@@ -26,13 +26,13 @@ class WidePath(Part, slot=True):
     """
 
     noun: ClassVar[str] = ""
-    """Name of the features, such as "hog"; empty: the name of the task's simple features."""
+    """Name of the features in output, such as "hog"; empty: the name of the task's simple features."""
     of_values: ClassVar[bool] = False
     """True if it reads features of the values of a processor."""
     gradients: ClassVar[bool] = False
     """True if it reads histograms of gradients beside the simple features."""
     counts: ClassVar[bool] = False
-    """True if it reads the simple features, then counts of what a value contains (a bag)."""
+    """True if it reads the simple features, followed by counts of the elements of a value (a bag)."""
 
     def of_window(self, steps: int) -> Self:
         """Return a copy for forecasts from windows of ``steps`` steps; by default unchanged."""
@@ -49,7 +49,7 @@ class WidePath(Part, slot=True):
         """
         if Head.kinds()[head.serves].pools:  # its outputs have the shape of the replaced head's outputs
             return ""
-        sentence = f"a wide path adds to one output per row, and the head {head.kind!r} has others"
+        sentence = f"a wide path adds to one output per row, but the head {head.kind!r} has other outputs"
         return f"{sentence}; leave it out, or give a classification or regression head"
 
 
@@ -92,7 +92,7 @@ class Features(WidePath, kind="features"):
 
     def misfit(self, frontend: Frontend, head: Head) -> str:
         if frontend.processor is None:
-            return "'features' reads those of a processor, and the input is text; use 'ngrams'"
+            return "'features' reads the features of a processor, but the input is text; use 'ngrams'"
         return super().misfit(frontend, head)
 
 
@@ -163,7 +163,7 @@ class LinearWindow(WidePath, kind="dlinear"):
 
     In training, trend (moving average over 25 steps) and remainder have separate linear maps; the run stores their sum,
     which is one map. After training, patches, linear maps, baselines and mixtures are compared on the validation part;
-    ``keeps`` says which of them the run may keep.
+    the run keeps the best of those that ``keeps`` allows.
     """
 
     keeps: Literal["any", "deep"] = Field(

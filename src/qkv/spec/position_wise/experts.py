@@ -1,4 +1,4 @@
-"""Spec of a mixture of experts, a position-wise branch, and of ways to balance the load of its experts."""
+"""Specs of a mixture of experts, a position-wise branch, and of methods that balance the load of its experts."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from qkv.spec.parts import Activation
 
 
 class Balance(Part, slot=True):
-    """Base class of ways to spread the positions of training batches evenly over experts. Padding does not count."""
+    """Base class of load balancing, which spreads unpadded training positions evenly over the experts."""
 
 
 class BalanceLoss(Balance, kind="loss"):
-    """Auxiliary loss coefficient · E Σ_e f_e p_e, at least the coefficient if the load is even (Fedus et al. 2021).
+    """Auxiliary loss coefficient · E Σ_e f_e p_e, which is the coefficient if the load is even (Fedus et al. 2021).
 
-    f_e: share of expert e in all choices of a batch.   p_e: mean of its share in the router's scores.
+    f_e: fraction of a batch's selections that select expert e.   p_e: mean of its share in the router's scores.
     """
 
     coefficient: float = Field(default=0.01, ge=0)
 
 
 class BalanceBias(Balance, kind="bias"):
-    """Bias per expert, added to the router's scores for the choice alone, not for the weights (DeepSeek-V3, 2024).
+    """Bias per expert, added to the router's scores for the selection, not for the weights (DeepSeek-V3, 2024).
 
     After each training step it rises by ``rate`` for experts with less than the mean load, and falls for the others.
     """
@@ -35,7 +35,7 @@ class BalanceBias(Balance, kind="bias"):
 
 
 class NoBalance(Balance, kind="none"):
-    """No balance of the load."""
+    """No load balancing."""
 
 
 class MixtureOfExperts(Branch, kind="mixture_of_experts"):
@@ -54,16 +54,16 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
     top_k: int = Field(default=2, gt=0, description="number of experts chosen for each position, k")
     num_shared: int = Field(default=0, ge=0, le=4096, description="experts applied to every position, with weight 1")
     shared_hidden: int | None = Field(
-        default=None, gt=0, description="features inside the shared experts together; default: num_shared · hidden"
+        default=None, gt=0, description="total hidden features of the shared experts; default: num_shared · hidden"
     )
     shared_gate: bool = Field(default=False, description="factor σ(x w) of the shared experts' output")
     hidden: int | None = Field(
-        default=None, gt=0, description="features inside an expert; default: as of a feed-forward network"
+        default=None, gt=0, description="hidden features of an expert; default: as in a feed-forward network"
     )
     gated: bool = Field(default=True, description="experts are gated feed-forward networks")
     activation: Activation = "silu"
     limit: float | None = Field(default=None, gt=0, description="bound of a gated expert's features before the product")
-    shift: float = Field(default=0.0, description="constant added to a gated expert's features that are not the gate")
+    shift: float = Field(default=0.0, description="constant added to a gated expert's factor without activation")
     bias: bool = Field(default=False, description="bias of the experts' linear maps")
     router: Literal["softmax", "sigmoid"] = "softmax"
     router_bias: bool = Field(default=False, description="bias of the router's linear map")
@@ -72,7 +72,8 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
     group_best: int = Field(default=2, gt=0, description="number of a group's largest scores whose sum ranks it")
     normalised: bool | None = Field(
         default=None,
-        description="weights of the chosen sum to scale; default: if top_k > 1, as that of one would have no gradient",
+        description="divide the weights of the chosen experts by their sum; default: true if top_k > 1, as a single "
+        "normalised weight would have no gradient",
     )
     scale: float = Field(default=1.0, gt=0, description="factor of the weights")
     balance: Balance = BalanceLoss()
@@ -108,13 +109,13 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
 
     def _group_problems(self) -> list[Problem]:
         if self.num_experts % self.groups:
-            return [Problem(("groups",), f"{self.num_experts} experts cannot be cut into {self.groups} equal groups")]
+            return [Problem(("groups",), f"{self.num_experts} experts cannot form {self.groups} groups of equal size")]
         most, found = self.kept_groups * self.per_group, list[Problem]()
         if self.kept_groups > self.groups:
             sentence = f"{self.kept_groups} groups cannot be chosen among {self.groups}; give at most {self.groups}"
             found.append(Problem(("top_groups",), sentence))
         elif most < self.top_k <= self.num_experts:
-            sentence = f"{self.kept_groups} groups hold {most} experts, fewer than the {self.top_k} that are chosen"
+            sentence = f"{self.kept_groups} groups have {most} experts, fewer than the {self.top_k} to choose"
             found.append(Problem(("top_groups",), sentence))
         if self.kept_groups < self.groups and self.group_best > self.per_group:
             sentence = f"a group has {self.per_group} experts, fewer than the {self.group_best} that rank it"
@@ -125,7 +126,7 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
         alone = [name for name in ("shared_hidden", "shared_gate") if getattr(self, name) and not self.num_shared]
         found = [Problem((name,), "there are no shared experts; give num_shared, or leave it out") for name in alone]
         unused = [name for name in ("limit", "shift") if getattr(self, name) and not self.gated]
-        return found + [Problem((name,), "it is defined for gated experts; leave it out") for name in unused]
+        return found + [Problem((name,), "it applies only to gated experts; leave it out") for name in unused]
 
     def expert(self, width: int) -> FeedForward | GatedFeedForward:
         """Return the spec of an expert at model width ``width``."""
@@ -137,7 +138,7 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
         return part.changed(hidden=part.hidden_at(width))
 
     def shared(self, width: int) -> FeedForward | GatedFeedForward | None:
-        """Return the spec of the network that stands for all shared experts; None if there are none."""
+        """Return the spec of the single network that computes all shared experts together; None without any."""
         if not self.num_shared:
             return None
         one = self.expert(width)

@@ -30,7 +30,7 @@ class ProductKeyMemory(Branch, kind="product_key_memory"):
         return False
 
     def size(self, width: int) -> int:
-        """Return the features of a key in a model of ``width`` features: even, as keys have two halves."""
+        """Return the number of features of a key in a model of ``width`` features; even, as keys have two halves."""
         return self.key_dim or max(2, width // 2 * 2)
 
     def problems(self) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""Spec of a comparison: a recipe, changes of it by name, a budget that all have in common, seeds and learning rates."""
+"""Spec of a comparison: a recipe, named changes of it, the same budget for all, seeds and learning rates."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Comparison(Spec):
         min_length=1, description="recipe that the entries change: a file, or the name of a shipped one"
     )
     entries: dict[str, Seq[str]] = Field(
-        min_length=1, description="dotted overrides of the recipe by the name of the entry; none: the recipe itself"
+        min_length=1, description="dotted overrides of the recipe for each entry, by its name; none: the recipe itself"
     )
     equal: Literal["parameters", "flops", "steps", "time"] = Field(
         default="parameters",
@@ -81,7 +81,7 @@ class Comparison(Spec):
     def _entry_problems(self) -> list[Problem]:
         wrong = next((name for name in self.entries if not _NAME.fullmatch(name)), None)
         if wrong is not None:
-            sentence = f"{wrong!r} is no name of a folder; use letters, digits, '-', '_' and '+'"
+            sentence = f"{wrong!r} cannot name a folder; use letters, digits, '-', '_' and '+'"
             return [Problem(("entries",), sentence)]
         if self.baseline is not None and self.baseline not in self.entries:
             sentence = f"there is no entry {self.baseline!r}; {nearest(self.baseline, self.entries)}"
@@ -121,15 +121,15 @@ def factor_name(rate: float) -> str:
 def read_comparison(path: str | Path, changes: Iterable[tuple[str, Any]] = ()) -> Comparison:
     """Read a comparison from a YAML or JSON file, or the shipped comparison of that name.
 
-    ``changes`` replaces fields; its ``overrides`` are appended to those of the file. A recipe that is not found in the
-    working directory is looked for beside the file. Raises ``UserError``.
+    ``changes`` replaces fields; its ``overrides`` are appended to those of the file. A recipe that does not exist in
+    the working directory is searched in the file's folder. Raises ``UserError``.
     """
     if not Path(path).exists():
         path = shipped_comparisons().get(str(path), path)
     data, lines, source = read_content(path)
     if "entries" not in data:
         sentence = (
-            "this file is no comparison, which has the key 'entries'; to compare changes of a recipe, give them too"
+            "this file is no comparison, which has the key 'entries'; to compare a recipe with changes of it, give them"
         )
         raise SpecError([Problem((), sentence)], source)
     given = dict(changes)
@@ -147,7 +147,7 @@ def entry_of(text: str) -> tuple[str, tuple[str, ...]]:
     """
     name, colon, rest = text.partition(":")
     if "=" in name or not name.strip():
-        raise UserError(f"{text!r} is no entry of the form 'name: changes'; write it as in 'wide: model.width=256'")
+        raise UserError(f"{text!r} has not the form 'name: changes'; write it as in 'wide: model.width=256'")
     found = tuple(part.strip() for part in _split(rest))
     if colon and rest.strip() and not all(found):
         raise UserError(f"{text!r}: there is an empty change between two commas")

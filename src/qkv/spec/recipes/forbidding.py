@@ -1,4 +1,4 @@
-"""Settings of text generation that forbid tokens, as published checkpoints give them."""
+"""Settings of text generation that forbid tokens, with the names that published checkpoints use."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ TokenId = Annotated[int, Field(ge=0)]
 class Forbidding(Spec):
     """Tokens that generation never selects, at any temperature and in beam search."""
 
-    suppress_tokens: Seq[TokenId] = Field(default=(), description="ids that are never drawn")
-    begin_suppress_tokens: Seq[TokenId] = Field(default=(), description="ids that are not drawn as the first new one")
+    suppress_tokens: Seq[TokenId] = Field(default=(), description="token ids that are never generated")
+    begin_suppress_tokens: Seq[TokenId] = Field(
+        default=(), description="token ids that are not generated as the first new token"
+    )
     bad_words_ids: Seq[Annotated[Seq[TokenId], Field(min_length=1)]] = Field(
-        default=(), description="sequences of ids that are never completed"
+        default=(), description="sequences of token ids that are never completed"
     )
     no_repeat_ngram_size: int = Field(
-        default=0, ge=0, description="n-grams of this size occur once in prompt and text; 0: any number of times"
+        default=0, ge=0, description="n-grams of this size may occur only once in prompt and text; 0: no limit"
     )
 
     @property

@@ -28,7 +28,7 @@ class Result(Spec):
     data: Digest = Field(description="SHA-256 of the training data")
     seeds: Seq[int]
     steps: Seq[int] = Field(description="training steps, by seed")
-    best_steps: Seq[int] = Field(description="step of the weights that were kept, by seed")
+    best_steps: Seq[int] = Field(description="step of the best weights, which the run stores, by seed")
     minutes: float = Field(
         gt=0, description="training time with validations, without final evaluation; mean over the seeds"
     )
@@ -67,7 +67,7 @@ class Typed(Spec):
 
 
 class Reached(NamedTuple):
-    """Result of a recipe for a table.
+    """Result of a recipe, for a row of a table.
 
     figures: (path, value, spread or None) of each metric.   typed: True if entered by hand, not recorded.
     """

@@ -13,11 +13,11 @@ from qkv.spec.recipes.task import Needs, Reads, Task
 
 
 class Consistency(Spec):
-    """Consistency of predictions under dropout, for nodes with and without a label (GRAND, Feng et al. 2020).
+    """Consistency loss of predictions under dropout, for nodes with and without a label (GRAND, Feng et al. 2020).
 
-    Each step reads the graph S times with different dropout masks. p_is: prediction for node i in pass s; p̄_i: their
-    mean. The loss is the mean of the S cross-entropies, plus weight / (S n) Σ_s Σ_i |p_is - q_i|² over all n nodes of
-    the batch, with q_i ∝ p̄_i^(1 / temperature), which has no gradient.
+    Each step reads the graph S times with different dropout masks. p_is: prediction for node i in pass s; p̄_i: its mean
+    over the passes. The loss is the mean of the S cross-entropies, plus weight / (S n) Σ_s Σ_i |p_is - q_i|² over all n
+    nodes of the batch, with q_i ∝ p̄_i^(1 / temperature), which has no gradient.
     """
 
     samples: int = Field(default=4, ge=2, le=100, description="S, number of times that a step reads the graph")
@@ -34,7 +34,7 @@ class NodeClassification(Task, kind="node_classification"):
 
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     consistency: Consistency | None = Field(
-        default=None, description="further loss for few labels: equal answers under different dropout; null: none"
+        default=None, description="auxiliary loss for few labels: equal predictions under different dropout; null: none"
     )
     parts: int = Field(
         default=1, gt=0, description="random parts of the nodes that each epoch reads one by one, for a large graph"
@@ -42,8 +42,8 @@ class NodeClassification(Task, kind="node_classification"):
     fold: int = Field(default=0, ge=0, description="index of the split, if the data has several")
     fanouts: Seq[Annotated[int, Field(ge=-1)]] = Field(
         default=(),
-        description="most neighbours of a node that a step reads, by hop (Hamilton et al. 2017), -1: all, around "
-        "training.batch_size nodes; default: the whole graph",
+        description="maximum number of neighbours per node that a step samples at each hop from training.batch_size "
+        "nodes (Hamilton et al. 2017); -1: all; default: the whole graph",
     )
 
     def problems(self) -> list[Problem]:
@@ -67,9 +67,9 @@ class EdgePrediction(Task, kind="edge_prediction"):
     or ``edges.csv``.
     """
 
-    test_fraction: float = Field(default=0.1, ge=0, lt=1, description="share of the edges in the test part")
+    test_fraction: float = Field(default=0.1, ge=0, lt=1, description="fraction of the edges in the test part")
     hidden: float = Field(
-        default=0.5, gt=0, lt=1, description="share of the training edges that each step hides, and predicts"
+        default=0.5, gt=0, lt=1, description="fraction of the training edges that each step hides and predicts"
     )
     negatives: int = Field(default=1, gt=0, le=100, description="pairs without an edge for each hidden edge")
 
@@ -86,7 +86,7 @@ def _of_graphs(task: Task, model: Model) -> list[Problem]:
     processor = model.frontend.processor
     if processor is not None and processor.of_graphs:
         return []
-    sentence = f"the task {task.kind!r} reads the nodes of a graph, and the front end {model.frontend.kind!r} none"
+    sentence = f"the task {task.kind!r} reads a graph, but the front end {model.frontend.kind!r} reads none"
     return [Problem(("frontend",), f"{sentence}; use 'nodes'")]
 
 
@@ -133,7 +133,7 @@ class Forecasting(Task, kind="forecasting"):
         over = getattr(model.head, "over", fits[0])
         if over in fits:
             return []
-        sentence = f"the head reads {over!r}, but a position of this model is no such thing; use {' or '.join(fits)}"
+        sentence = f"the head reads {over!r}, which the positions of this model are not; use {' or '.join(fits)}"
         return [Problem(("head", "over"), sentence)]
 
 
@@ -150,10 +150,10 @@ class Autoencoding(Task, kind="autoencoding"):
     def model_problems(self, model: Model) -> list[Problem]:
         frontend = model.frontend
         if frontend.cell is None:
-            sentence = f"the task {self.kind!r} reads images on a grid, and the front end {frontend.kind!r} makes none"
+            sentence = f"the task {self.kind!r} reads a grid of image patches, but the front end is {frontend.kind!r}"
             return [Problem(("frontend",), f"{sentence}; use 'patches'")]
         if getattr(frontend, "leading", 0):
-            sentence = "an autoencoder has one code per patch, so that there are no other positions"
+            sentence = "an autoencoder has one code per patch, and no other positions"
             return [Problem(("frontend",), f"{sentence}; leave class_token and extra_tokens out")]
         return []
 

@@ -1,4 +1,4 @@
-"""Base class of the specs of tasks."""
+"""Base class of task specs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Task(Part, slot=True):
     needs: ClassVar[Needs] = "anything"
     """Required model: causal; decodes (causal after each row's prefix); anything (the model need not decode)."""
     takes_encoder: ClassVar[bool] = False
-    """True if encoder–decoders are supported."""
+    """True if the task supports encoder–decoders."""
     head: ClassVar[str] = "language_model"
     """Required kind of head."""
     reads_signals: ClassVar[bool] = False
-    """True if the input may be another signal than text, such as images."""
+    """True if the input may be a signal other than text, such as images."""
     joins_inputs: ClassVar[bool] = False
     """True if it may read several named inputs."""
     reads_words: ClassVar[bool] = False

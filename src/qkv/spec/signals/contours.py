@@ -1,4 +1,4 @@
-"""Specs of the contours of shapes: processor, and front end."""
+"""Specs for contours of shapes: processor and front end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qkv.spec.processors import Processor, Role
 from qkv.spec.signals.images import SIMPLE, Side
 
 COLUMNS = 3
-"""Numbers of an encoded point: x, y, and 1 where a contour begins."""
+"""Number of values of an encoded point: x, y, and 1 where a contour begins."""
 MOST_POINTS = 4096
 """Upper bound of the number of points of a contour."""
 
@@ -53,7 +53,7 @@ class ContourPoints(Placed, kind="contour_points"):
     def fitted(self, processor: Processor) -> Self:
         assert isinstance(processor, Contours)
         if self.points not in (None, processor.points):
-            sentence = f"{self.points} given, but the processor makes {processor.points} points; leave it out"
+            sentence = f"{self.points} given, but the processor has {processor.points} points; leave it out"
             raise SpecError([Problem(("points",), sentence)])
         return self.changed(points=processor.points)
 

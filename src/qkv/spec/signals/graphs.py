@@ -22,7 +22,7 @@ NEIGHBOURHOODS = 32
 class Graphs(Processor, kind="graphs"):
     """Graphs of nodes with features or tags, and encodings of their structure, computed once per graph.
 
-    Columns of a node: its features, one column per tag, then the encodings. A self-loop or repeated edge is dropped;
+    Columns of a node: its features, one column per tag, then the encodings. Self-loops and repeated edges are dropped;
     mixers add self-loops where they need them. Directed graphs have two sets of each encoding, or complex encodings.
     """
 
@@ -30,9 +30,10 @@ class Graphs(Processor, kind="graphs"):
 
     of_graphs = True
     scaling: Literal["none", "rows", "standard"] = Field(
-        default="none", description="scaling of features: rows: divided by their sum in each node; standard: as scaler"
+        default="none",
+        description="scaling of features: rows: divided by their sum per node; standard: (x - mean) / deviation",
     )
-    directed: bool = Field(default=False, description="encodings tell the direction of an edge")
+    directed: bool = Field(default=False, description="encodings represent the direction of edges")
     both_ways: bool = Field(default=True, description="mixers read an edge in both directions")
     neighbours: bool = Field(default=False, description="attention sees neighbours and the node itself only")
     laplacian: int = Field(
@@ -49,17 +50,19 @@ class Graphs(Processor, kind="graphs"):
         default=0,
         ge=0,
         le=_MOST,
-        description="probabilities to return after 1 to so many random steps (Dwivedi et al. 2022); for directed "
-        "graphs, visits after so many steps along the edges, and against them",
+        description="number of steps of random walks, whose columns are probabilities of return after 1, 2, … steps "
+        "(Dwivedi et al. 2022); for directed graphs, expected visits along the edges, and against them",
     )
-    degree: int = Field(default=0, ge=0, le=_MOST, description="largest degree that is told apart; 0: no degrees")
+    degree: int = Field(
+        default=0, ge=0, le=_MOST, description="maximum of the one-hot encoded degrees; 0: degrees are not encoded"
+    )
     distances: int = Field(
-        default=0, ge=0, le=_MOST, description="longest path that is told apart in attention; 0: no distances"
+        default=0, ge=0, le=_MOST, description="maximum length of shortest paths for attention; 0: no distances"
     )
     num_features: int | None = Field(default=None, ge=0, le=WIDEST, description="default: that of the data")
-    tags: Seq[str] | None = Field(default=None, description="known tags of nodes; default: those of the training part")
+    tags: Seq[str] | None = Field(default=None, description="tags of nodes; default: all tags of the training part")
     whole: Seq[bool] = Field(
-        default=(), description="true for a feature that is a whole number in all graphs; default: as in the data"
+        default=(), description="true for each feature that is an integer in all graphs; default: by the data"
     )
     mean: Seq[float] = ()
     deviation: Seq[float] = ()
@@ -88,7 +91,7 @@ class Graphs(Processor, kind="graphs"):
 
     @property
     def num_columns(self) -> int | None:
-        """Number of columns of a node: 1, a constant, if it has no other; None until the data is known."""
+        """Number of columns of a node; 1 (a constant) if it has no others; None until the data is known."""
         return None if self.given_columns is None else self.given_columns + self.encoding_columns or 1
 
     @property
@@ -110,7 +113,7 @@ class Graphs(Processor, kind="graphs"):
 
 
 class Nodes(Frontend, kind="nodes"):
-    """Linear map of the columns of a node: features, tags and encodings are each projected, and added.
+    """Linear map of the columns of a node: the sum of projections of its features, tags and encodings.
 
     In training, the sign of each Laplacian eigenvector is random in every graph; for complex eigenvectors, the phase.
     """
@@ -118,9 +121,13 @@ class Nodes(Frontend, kind="nodes"):
     processor = Graphs
     num_columns: int | None = Field(default=None, gt=0, le=WIDEST, description="default: that of the processor")
     eigenvectors: int = Field(default=0, ge=0, le=_MOST, description="number of eigenvectors; filled in from the data")
-    first_eigenvector: int = Field(default=0, ge=0, description="column of the first one; filled in from the data")
+    first_eigenvector: int = Field(
+        default=0, ge=0, description="column of the first eigenvector; filled in from the data"
+    )
     phases: bool = Field(default=False, description="eigenvectors are complex; filled in from the data")
-    distances: int = Field(default=0, ge=0, le=_MOST, description="longest path told apart; filled in from the data")
+    distances: int = Field(
+        default=0, ge=0, le=_MOST, description="maximum length of shortest paths; filled in from the data"
+    )
     norm: Norm = Field(default=NoNorm(), description="norm of the vectors")
     input_dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout of the columns")
     node_dropout: float = Field(
@@ -133,7 +140,7 @@ class Nodes(Frontend, kind="nodes"):
         if graphs.num_columns is None:
             return self
         if self.num_columns not in (None, graphs.num_columns):
-            sentence = f"{self.num_columns} columns, but the nodes of the data have {graphs.num_columns}"
+            sentence = f"{self.num_columns} columns given, but the nodes of the data have {graphs.num_columns}"
             raise SpecError([Problem(("num_columns",), f"{sentence}; leave the key out to take their number")])
         return self.changed(
             num_columns=graphs.num_columns,

@@ -1,4 +1,4 @@
-"""Specs of images as sequences that a model generates value by value: processors and their front ends."""
+"""Specs for images as sequences that a model generates value by value: processors and their front ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkv.spec.signals.images import Images
 
 
 class ImageSequence(Processor):
-    """Base class of processors that turn an image into a sequence, in a fixed order of the cells of a grid.
+    """Base class of processors that convert an image to a sequence, in a fixed order of the cells of a grid.
 
     The first value is a start value: the label of the image, or the same value for all images.
     """
@@ -23,13 +23,13 @@ class ImageSequence(Processor):
     role = Images.role
 
     order: Literal["rows", "columns"] = Field(
-        default="rows", description="order of the places: row by row, or by columns"
+        default="rows", description="order of the grid cells: row by row, or column by column"
     )
     labelled: bool = Field(
-        default=False, description="begin with the label, so that images of a label can be asked for"
+        default=False, description="begin with the label, so that images of a given label can be generated"
     )
     starts: int | None = Field(
-        default=None, gt=0, description="number of different starts; default: labels of the data"
+        default=None, gt=0, description="number of different start values; default: number of labels of the data"
     )
     grid: Seq[Annotated[int, Field(gt=0)]] | None = Field(
         default=None, min_length=2, max_length=2, description="rows and columns of an image; default: by the data"
@@ -52,7 +52,9 @@ class ImageCodes(ImageSequence, kind="image_codes"):
     pretrained: ClassVar[str] = "run"
     run: str = Field(min_length=1, description="folder of the autoencoder's run")
     codes: int | None = Field(default=None, gt=0, description="number of codes; default: the autoencoder's")
-    digest: str | None = Field(default=None, description="SHA-256 of the autoencoder's weights; default: as found")
+    digest: str | None = Field(
+        default=None, description="SHA-256 of the autoencoder's weights; default: the digest of the run's weights"
+    )
 
 
 class CodeTokens(Text, kind="image_codes"):
@@ -83,7 +85,7 @@ class ImagePatches(ImageSequence, kind="image_patches"):
     def problems(self) -> list[Problem]:
         found = list[Problem]()
         if self.images.augment:
-            sentence = "changed images are not generated, so that they are not learned; leave it out"
+            sentence = "the model would learn to generate augmented images; leave it out"
             found.append(Problem(("images", "augment"), sentence))
         for name in ("height", "width"):
             size = getattr(self.images, name)
@@ -100,15 +102,15 @@ class PatchVectors(Placed, kind="image_patches"):
     """
 
     processor: ClassVar[type[Processor] | None] = ImagePatches
-    features: int | None = Field(default=None, gt=0, description="numbers in a patch; default: by the data")
-    starts: int | None = Field(default=None, gt=0, description="number of starts; default: by the data")
+    features: int | None = Field(default=None, gt=0, description="number of values in a patch; default: by the data")
+    starts: int | None = Field(default=None, gt=0, description="number of start values; default: by the data")
 
     def fitted(self, processor: Processor) -> Self:
         assert isinstance(processor, ImagePatches)
         sizes = {"features": processor.features, "starts": processor.starts or 1}
         for name, size in sizes.items():
             if getattr(self, name) not in (None, size):
-                sentence = f"{getattr(self, name)} given, but the processor makes {size}; leave the key out"
+                sentence = f"{getattr(self, name)} given, but the processor has {size}; leave the key out"
                 raise SpecError([Problem((name,), sentence)])
         return self.changed(**sizes)
 

@@ -1,4 +1,4 @@
-"""Specs of images: processor, augmentations, and patch front end."""
+"""Specs for images: processor, augmentations, and the front end of patches."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from qkv.spec.processors import Processor, Role
 LARGEST = 4096
 """Maximum height and width of the images that a model reads, in pixels."""
 SIMPLE = 16
-"""Largest height and width of the averaged pixels that a linear model reads."""
+"""Maximum height and width of the downsampled image whose pixels a linear model reads."""
 CELLS, ORIENTATIONS = 7, 9
-"""Maximum rows and columns of cells, and number of ranges of angles, of histograms of oriented gradients (HOG)."""
+"""Maximum rows and columns of cells, and number of orientation bins, of histograms of oriented gradients (HOG)."""
 Side = Annotated[int, Field(gt=0, le=LARGEST)]
 
 
@@ -55,9 +55,9 @@ class Flip(Augmentation, kind="flip"):
 
 
 class Erase(Augmentation, kind="erase"):
-    """Random erasing (Zhong et al. 2020): a rectangle of a fraction ``rate`` of the images becomes the mean colour.
+    """Random erasing (Zhong et al. 2020): in a fraction ``rate`` of the images, a rectangle becomes the mean colour.
 
-    Its area is a fraction of up to ``area`` of the image, its aspect ratio 1:3 to 3:1.
+    Its area is up to the fraction ``area`` of the image, its aspect ratio 1:3 to 3:1.
     """
 
     rate: float = Field(default=0.25, ge=0, le=1)
@@ -90,29 +90,31 @@ F = TypeVar("F", bound=Placed)
 
 
 class Pixels(Processor):
-    """Base class of processors of images and of their sequences: (pixel / 255 - mean) / deviation for each channel.
+    """Base class of processors of images and videos: (pixel / 255 - mean) / deviation for each channel.
 
-    ``squash`` resizes to height × width; ``crop`` resizes the shorter side, keeping the aspect ratio, and takes the
+    ``squash`` resizes to height × width; ``crop`` resizes the shorter side, keeping the aspect ratio, and crops the
     centre.
     """
 
     height: Side | None = Field(default=None, description="pixels; default: by the sizes of the training images")
     width: Side | None = Field(default=None, description="pixels; default: by the sizes of the training images")
     channels: Channels | None = Field(default=None, description="1: grey, 3: RGB; default: 1 if all are grey")
-    mean: Seq[float] | None = Field(default=None, description="of each channel, 0 to 1; default: of the training set")
+    mean: Seq[float] | None = Field(
+        default=None, description="mean of each channel, from 0 to 1; default: of the training set"
+    )
     deviation: Seq[Annotated[float, Field(gt=0)]] | None = Field(
-        default=None, description="of each channel, in the same unit; default: of the training set"
+        default=None, description="standard deviation of each channel, in the same unit; default: of the training set"
     )
     resize: Literal["squash", "crop"] = "squash"
     resized: int | None = Field(
         default=None, gt=0, le=LARGEST, description="size before a centre crop, in pixels; default: the height"
     )
     resample: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
-    rounded: bool = Field(default=True, description="round resized pixels to whole numbers; false: keep fractions")
+    rounded: bool = Field(default=True, description="round resized pixels to integers; false: keep fractions")
 
     @property
     def is_fitted(self) -> bool:
-        """True if all fields that the training set determines are known."""
+        """True if all fields that the training set determines are set."""
         return None not in (self.height, self.width, self.channels, self.mean, self.deviation)
 
     @property
@@ -170,8 +172,8 @@ class Pixels(Processor):
 class Images(Pixels, kind="images"):
     """Images of a fixed size, (pixel / 255 - mean) / deviation for each channel.
 
-    ``squash`` resizes to height × width; ``crop`` resizes the shorter side, keeping the aspect ratio, and takes the
-    centre. Images are rotated as their EXIF data says; animations give their first frame; transparent pixels are white.
+    ``squash`` resizes to height × width; ``crop`` resizes the shorter side, keeping the aspect ratio, and crops the
+    centre. Images are rotated by their EXIF data; of animations, the first frame is read; transparent pixels are white.
     """
 
     role = Role(
@@ -196,10 +198,10 @@ def sized_by(frontend: F, processor: Processor, *names: str) -> F:
 class Patches(Placed, kind="patches"):
     """Image patches: one position per patch, x = W patch + b (ViT, Dosovitskiy et al. 2021).
 
-    A patch size of 1 makes each pixel a position. ``stem``: channels of convolutions (3 × 3, batch norm, ReLU, max
-    pooling by 2) before the patches (Compact Transformers, Hassani et al. 2021). Positions are in row-major order,
-    after the class token and other learned positions if there are any. ``registers`` are learned positions without a
-    position vector, directly before the patches (Darcet et al. 2024).
+    With a patch size of 1, each pixel is a position. ``stem``: channels of convolutions (3 × 3, batch norm, ReLU, max
+    pooling by 2) before the patches (Compact Transformers, Hassani et al. 2021). Patches are in row-major order, after
+    the class token and other learned positions if there are any. ``registers`` are learned positions without a position
+    vector, directly before the patches (Darcet et al. 2024).
     """
 
     processor: ClassVar[type[Processor] | None] = Images
@@ -263,7 +265,7 @@ class Patches(Placed, kind="patches"):
         return None if self.grid is None else prod(self.grid) + self.leading
 
     def resized(self, height: int, width: int) -> Self:
-        """Return a copy for images of another size, with learned positions resampled from the present grid."""
+        """Return a copy for images of another size, with learned position vectors resampled from the current grid."""
         positions = self.positions
         if self.grid is not None and (height, width) != (self.height, self.width):
             positions = positions.resampled_from(self.grid, self.leading_placed)

@@ -16,12 +16,12 @@ from qkv.spec.processors import Processor
 class Joined(Text, kind="joined"):
     """Several named inputs in one row: tokens, and values of other inputs such as pictures, in the order of the data.
 
-    The front end of an input maps a value to vectors at one or more positions, which stand where tokens have their
-    embeddings (as in LLaVA, Liu et al. 2023). ``positions`` are the positions in the row. Without a text, the table of
-    tokens has one row, for padding.
+    The front end of an input maps a value to vectors at one or more positions of the row, in place of token embeddings
+    (as in LLaVA, Liu et al. 2023). ``positions`` are the positions in the row. Without a text, the table of token
+    embeddings has one row, for padding.
     """
 
-    inputs: ByName[Frontend] = Field(default={}, description="front end of each input but the text, by its name")
+    inputs: ByName[Frontend] = Field(default={}, description="front end of each input except the text, by name")
 
     @property
     def inputs_read(self) -> Mapping[str, Frontend]:
@@ -57,8 +57,8 @@ class Joined(Text, kind="joined"):
         wrong = next((name for name, each in self.inputs.items() if each.processor is None), None)
         found = list[Problem]()
         if wrong is not None:
-            sentence = f"{self.inputs[wrong].kind!r} reads no values of a processor, so it cannot be joined"
+            sentence = f"{self.inputs[wrong].kind!r} does not read the values of a processor, so it cannot be joined"
             found.append(Problem(("inputs", wrong), sentence))
         if self.query:
-            found.append(Problem(("query",), "ids below 0 are places of other inputs here; leave it out"))
+            found.append(Problem(("query",), "here, ids below 0 are the placeholders of other inputs; leave it out"))
         return [*super().problems(), *found]

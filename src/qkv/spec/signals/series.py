@@ -1,4 +1,4 @@
-"""Specs of time series: processor and front ends."""
+"""Specs for time series: processor and front ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Series(Processor, kind="series"):
     )
 
     calendar: bool = Field(
-        default=False, description="hour of the day, day of the week, day and month of the year as known covariates"
+        default=False, description="hour, day of the week, day of the month and of the year as known covariates"
     )
     time: str | None = Field(default=None, description="column of the time stamps; filled in from the data")
     series: str | None = Field(default=None, description="column of the series' names; filled in from the data")
@@ -43,15 +43,16 @@ class Series(Processor, kind="series"):
     weekdays: str | None = Field(
         default=None,
         pattern="[01]{7}",
-        description="days of work from Monday on, such as 1111100, for steps of these; filled in from the data",
+        description="weekdays with values, from Monday on, such as 1111100, if steps are weekdays; filled in from "
+        "the data",
     )
     dates: str | None = Field(
         default=None,
         min_length=1,
-        description="form of the time stamps, such as %d/%m/%Y, or number, unix, excel; filled in from the data",
+        description="format of the time stamps, such as %d/%m/%Y, or number, unix, excel; filled in from the data",
     )
     period: int | None = Field(default=None, gt=0, description="steps of a season; filled in from the data")
-    mean: Seq[float] = Field(default=(), description="of each channel, then of each known column")
+    mean: Seq[float] = Field(default=(), description="means of the channels, then of the columns known in advance")
     deviation: Seq[float] = ()
     rows: bool = Field(default=False, description="each row is a series; filled in from the task")
 
@@ -69,7 +70,7 @@ class Series(Processor, kind="series"):
             sentence = f"{len(self.deviation)} deviations are given for {len(self.mean)} means; give one for each"
             return [Problem(("deviation",), sentence)]
         low = min(self.deviation, default=1.0)
-        return [] if low > 0 else [Problem(("deviation",), f"{low} given, and values are divided by it; give more")]
+        return [] if low > 0 else [Problem(("deviation",), f"{low} given, but values are divided by it; give more")]
 
 
 SIMPLE = 45
@@ -88,7 +89,7 @@ class OfSeries(Placed):
 
     @property
     def rows_per_channel(self) -> bool:
-        """True if each channel of a window is a row of its own."""
+        """True if each channel of a window is a separate row."""
         return False
 
     def fitted(self, processor: Processor) -> Self:
@@ -99,7 +100,7 @@ class OfSeries(Placed):
         return self._filled(features=len(processor.channels), covariates=processor.covariates)
 
     def splits_rows(self, channels: int) -> bool:
-        """Return True if a row of ``channels`` channels is not read whole, or must have a fixed length."""
+        """Return True if a row of ``channels`` channels is not read as one sequence, or must have a fixed length."""
         return False
 
     def of_steps(self, steps: int) -> Self:
@@ -124,10 +125,10 @@ class OfSeries(Placed):
 class SeriesPatches(OfSeries, kind="series_patches"):
     """Windows of a time series (B, T, C) -> one vector per patch of ``patch`` steps, or per channel.
 
-    ``channels``: ``apart``: each channel is a row of its own, with shared weights, and a patch holds its steps
-    (PatchTST, Nie et al. 2023); ``mixed``: a patch holds the steps of all channels; ``inverted``: one position per
-    channel, which holds all of its steps (iTransformer, Liu et al. 2024). Known covariates are added to each patch, or
-    are positions of their own if inverted.
+    ``channels``: ``apart``: each channel is a separate row, with shared weights, and a patch contains its steps
+    (PatchTST, Nie et al. 2023); ``mixed``: a patch contains the steps of all channels; ``inverted``: one position per
+    channel, which contains all of its steps (iTransformer, Liu et al. 2024). Known covariates are added to each patch,
+    or are separate positions if inverted.
 
     ``normalise``: ``window``: each channel of each window is standardised, and the forecast transformed back
     (reversible instance normalisation, RevIN, Kim et al. 2022); ``last``: its last value is subtracted (NLinear, Zeng
@@ -144,7 +145,7 @@ class SeriesPatches(OfSeries, kind="series_patches"):
     stride: int = Field(default=8, gt=0, le=LONGEST, description="steps between the starts of patches")
     pad_end: bool = Field(default=True, description="repeat the last value for one more patch")
     align: Literal["start", "end"] = Field(
-        default="start", description="end of a window at which patches begin; steps that fill no patch are at the other"
+        default="start", description="end of a window to which patches are aligned; incomplete patches are at the other"
     )
     channels: Literal["apart", "mixed", "inverted"] = "apart"
     normalise: Literal["window", "last", "none"] = "window"
@@ -186,12 +187,12 @@ class SeriesPatches(OfSeries, kind="series_patches"):
     def problems(self) -> list[Problem]:
         found = super().problems()
         if self.channels == "inverted" and self.frequencies:
-            sentence = "a position of all steps of a channel has no time of its own; give channels 'apart' or 'mixed'"
+            sentence = "a position that contains all steps of a channel has no single time; use 'apart' or 'mixed'"
             found.append(Problem(("frequencies",), sentence))
         if self.steps is not None and self.channels != "inverted" and self.steps < self.patch:
             found.append(Problem(("patch",), f"a patch of {self.patch} steps is longer than a window of {self.steps}"))
         if self.align == "end" and self.pad_end:
-            sentence = "patches that end at the last step need no repeated value behind it; give pad_end=false"
+            sentence = "patches aligned to the end need no repeated value after the last step; give pad_end=false"
             found.append(Problem(("align",), sentence))
         if self.affine and self.normalise == "none":
             found.append(Problem(("affine",), "there is no normalisation to scale; give normalise=window"))

@@ -1,4 +1,4 @@
-"""Specs of video: processor, and front end of tubelets."""
+"""Specs for video: processor, and front end of tubelets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Tubelets(Placed, kind="tubelets"):
     """Tubelets of a clip: one position per block of the clip, x = W block + b (ViViT, Arnab et al. 2021).
 
     A block has ``depth`` frames × ``patch`` × ``patch`` pixels. Positions are in the order of frames, rows and columns.
-    Frames and pixels that do not fill a block are cut off.
+    Frames and pixels at the end that do not fill a block are dropped.
     """
 
     processor: ClassVar[type[Processor] | None] = Video
