@@ -64,52 +64,53 @@ def parameters(model: Model) -> int:
 
 
 def with_parameters(
-    name: str, recipe: Recipe, wanted: int, knob: str | None = None, changes: Iterable[str] = ()
+    name: str, recipe: Recipe, target: int, knob: str | None = None, changes: Iterable[str] = ()
 ) -> Sized:
-    """Resize the recipe of the entry ``name`` to ``wanted`` parameters within ``TOLERANCE``, by changing the integer
+    """Resize the recipe of the entry ``name`` to ``target`` parameters within ``TOLERANCE``, by changing the integer
     setting at the dotted path ``knob``.
 
     ``knob`` None: the first path in ``KNOBS`` with which this number is reached and that the entry's own ``changes`` do
     not set. Raises ``UserError`` if no value reaches the number.
     """
     full = filled(recipe)
-    if _off(parameters(full.model), wanted) <= TOLERANCE:
+    if _off(parameters(full.model), target) <= TOLERANCE:
         return Sized(recipe, parameters(full.model), _step_flops(full))
     tried: list[tuple[str, int, int]] = []
-    own = {change.path[-1] for change in assignments(changes)}
-    for path in (knob,) if knob else [path for path in KNOBS if path.rpartition(".")[2] not in own]:
-        value, count = _nearest(_counter(full, path), wanted)
-        if count and _off(count, wanted) <= TOLERANCE:
+    fixed = {change.path[-1] for change in assignments(changes)}
+    for path in (knob,) if knob else [path for path in KNOBS if path.rpartition(".")[2] not in fixed]:
+        value, count = _nearest(_counter(full, path), target)
+        if count and _off(count, target) <= TOLERANCE:
             change = Assignment.of(path, value)
             return Sized(override(recipe, [change]), count, _step_flops(override(full, [change])), change.text)
         tried += [(path, value, count)] if count else []
     if knob and not tried:
         override(full, [Assignment.of(knob, 1)])  # raises an error that names the path
-    raise UserError(_unreachable(name, parameters(full.model), wanted, tried, knob))
+    raise UserError(_unreachable(name, parameters(full.model), target, tried, knob))
 
 
-def resized(name: str, recipe: Recipe, wanted: int, knob: str) -> Sized:
-    """Resize the recipe of the entry ``name`` as closely to ``wanted`` parameters as the integer setting at the dotted
+def resized(name: str, recipe: Recipe, target: int, knob: str) -> Sized:
+    """Resize the recipe of the entry ``name`` as closely to ``target`` parameters as the integer setting at the dotted
     path ``knob`` allows. Raises ``UserError`` if the nearest number differs by more than a quarter.
     """
     full = filled(recipe)
-    value, count = _nearest(_counter(full, knob), wanted)
-    if not count or _off(count, wanted) > _NEAR:
+    value, count = _nearest(_counter(full, knob), target)
+    if not count or _off(count, target) > _NEAR:
         override(full, [Assignment.of(knob, 1)])  # raises an error that names the path
         raise UserError(
-            f"entry {name!r} cannot be resized to about {wanted:,} parameters: the nearest is {count:,} at "
+            f"entry {name!r} cannot be resized to about {target:,} parameters: the nearest is {count:,} at "
             f"{knob}={value}; name another integer setting that changes its size in knobs"
         )
     change = Assignment.of(knob, value)
     return Sized(override(recipe, [change]), count, _step_flops(override(full, [change])), change.text)
 
 
-def _unreachable(name: str, own: int, wanted: int, tried: Iterable[tuple[str, int, int]], knob: str | None) -> str:
-    near = min(tried, key=lambda found: _off(found[2], wanted), default=None)
+def _unreachable(name: str, count: int, target: int, tried: Iterable[tuple[str, int, int]], knob: str | None) -> str:
+    near = min(tried, key=lambda candidate: _off(candidate[2], target), default=None)
     nearest = f"the nearest is {near[2]:,} at {near[0]}={near[1]}" if near else "no setting changes its size"
     other = "another integer setting" if knob else "an integer setting"
     return (
-        f"entry {name!r} has {own:,} parameters and cannot be resized to {wanted:,} within {TOLERANCE:.0%}: {nearest}; "
+        f"entry {name!r} has {count:,} parameters and cannot be resized to {target:,} within {TOLERANCE:.0%}: "
+        f"{nearest}; "
         f"name {other} that changes its size in knobs, or change the entry"
     )
 
@@ -128,49 +129,49 @@ def _counter(full: Recipe, path: str) -> Count:
     return count
 
 
-def _nearest(count: Count, wanted: int) -> tuple[int, int]:
-    """Search (value, count) with the count nearest to ``wanted``, where the count increases with the value; (0, 0) if
+def _nearest(count: Count, target: int) -> tuple[int, int]:
+    """Search (value, count) with the count nearest to ``target``, where the count increases with the value; (0, 0) if
     no value is allowed.
     """
-    known: dict[int, int] = {}
+    counts: dict[int, int] = {}
 
     def first_from(low: int, high: int) -> int | None:
         """Return the smallest allowed value in a range."""
         for value in range(low, min(high, low + _STRIDE)):
-            found = known.get(value) or count(value)
-            if found:
-                known[value] = found
+            number = counts.get(value) or count(value)
+            if number:
+                counts[value] = number
                 return value
         return None
 
     low, high = 0, 64
-    while (value := first_from(high, 2 * high)) and known[value] < wanted and high < _LARGEST:
+    while (value := first_from(high, 2 * high)) and counts[value] < target and high < _LARGEST:
         low, high = value, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         value = first_from(middle, high)
-        low, high = (value, high) if value and known[value] < wanted else (low, middle)
-    best = min(known, key=lambda value: _off(known[value], wanted), default=0)
-    return best, known.get(best, 0)
+        low, high = (value, high) if value and counts[value] < target else (low, middle)
+    best = min(counts, key=lambda value: _off(counts[value], target), default=0)
+    return best, counts.get(best, 0)
 
 
 def with_flops(name: str, recipe: Recipe, baseline: Sized) -> Sized:
     """Set the steps of the recipe of the entry ``name`` so that its training costs as many FLOPs as the training of the
     ``baseline``. Raises ``UserError`` if the cost of a part is not implemented.
     """
-    own = sized(recipe)
-    if not own.step_flops or not baseline.step_flops:
-        missing = baseline.recipe.name if own.step_flops else name
+    before = sized(recipe)
+    if not before.step_flops or not baseline.step_flops:
+        missing = baseline.recipe.name if before.step_flops else name
         raise UserError(
             f"entry {missing!r} has a part whose FLOPs qkv cannot count; compare at equal parameters or time"
         )
-    steps = round(baseline.recipe.training.steps * baseline.step_flops / own.step_flops)
+    steps = round(baseline.recipe.training.steps * baseline.step_flops / before.step_flops)
     if not steps:
         raise UserError(f"one step of entry {name!r} costs more FLOPs than the whole training of the baseline")
     if steps == recipe.training.steps:
-        return own
+        return before
     changed = recipe.changed(training=recipe.training.changed(steps=steps))
-    return Sized(changed, own.parameters, own.step_flops, f"training.steps={steps}")
+    return Sized(changed, before.parameters, before.step_flops, f"training.steps={steps}")
 
 
 def _step_flops(full: Recipe) -> int | None:
@@ -181,5 +182,5 @@ def _step_flops(full: Recipe) -> int | None:
         return None
 
 
-def _off(count: int, wanted: int) -> float:
-    return abs(count / wanted - 1)
+def _off(count: int, target: int) -> float:
+    return abs(count / target - 1)

@@ -59,19 +59,19 @@ def compare(
     write_spec(folder / SPEC, comparison)
     executor = executor or Here()
     if watcher is None:
-        with ShowRuns(_total(plan)) as shown:
-            return _results(plan, executor, shown)
+        with ShowRuns(_total(plan)) as display:
+            return _results(plan, executor, display)
     return _results(plan, executor, watcher)
 
 
 def _results(plan: RunPlan, executor: Executor, watcher: Watcher) -> Ranking | Scaling:
     if plan.comparison.scale is not None:
         return scale(plan, executor, watcher, plan.comparison.fit)
-    found, folder = _carried_out(plan, executor, watcher), plan.folder
+    results, folder = _carried_out(plan, executor, watcher), plan.folder
     with clear_errors(f"the folder {folder}"):
-        write_file(folder / RESULTS, (json.dumps(found.plain(), ensure_ascii=False, indent=1) + "\n").encode())
-        write_file(folder / Ranking.page, found.report().encode())
-    return found
+        write_file(folder / RESULTS, (json.dumps(results.plain(), ensure_ascii=False, indent=1) + "\n").encode())
+        write_file(folder / Ranking.page, results.report().encode())
+    return results
 
 
 def _total(plan: RunPlan) -> int:

@@ -53,28 +53,28 @@ class Executor(Protocol):
 
 def execute(runs: Sequence[PlannedRun], executor: Executor, watcher: Watcher) -> list[Outcome]:
     """Carry out those of ``runs`` that have no outcome yet; return the outcomes of all runs in order."""
-    found: dict[int, Outcome] = {}
+    outcomes: dict[int, Outcome] = {}
     for i, run in enumerate(runs):
-        known = read_outcome(run.folder)
-        if known is not None:
-            found[i] = known
-            watcher.ended(run, known)
-    waiting = [i for i in range(len(runs)) if i not in found]
+        outcome = read_outcome(run.folder)
+        if outcome is not None:
+            outcomes[i] = outcome
+            watcher.ended(run, outcome)
+    waiting = [i for i in range(len(runs)) if i not in outcomes]
     if waiting:
-        found |= executor.outcomes(runs, waiting, watcher)
-    return [found[i] for i in range(len(runs))]
+        outcomes |= executor.outcomes(runs, waiting, watcher)
+    return [outcomes[i] for i in range(len(runs))]
 
 
 class Here:
     """Executor in this process, one run after the other."""
 
     def outcomes(self, runs: Sequence[PlannedRun], waiting: Sequence[int], watcher: Watcher) -> dict[int, Outcome]:
-        found: dict[int, Outcome] = {}
+        outcomes: dict[int, Outcome] = {}
         for i in waiting:
             run = runs[i]
-            found[i] = carry_out(run.recipe, run.folder, lambda report, run=run: watcher.report(run, report))
-            watcher.ended(run, found[i])
-        return found
+            outcomes[i] = carry_out(run.recipe, run.folder, lambda report, run=run: watcher.report(run, report))
+            watcher.ended(run, outcomes[i])
+        return outcomes
 
 
 @dataclass(frozen=True)
@@ -112,20 +112,20 @@ class _Pool:
 
     def outcomes(self, waiting: Sequence[int]) -> dict[int, Outcome]:
         """Carry out the runs with the indices ``waiting``; return index -> outcome."""
-        left, found = deque(waiting), dict[int, Outcome]()
+        left, outcomes = deque(waiting), dict[int, Outcome]()
         with StopRequest() as stop:
             try:
                 while (left or self._children) and not stop:
                     while left and len(self._children) < self._jobs:
                         self._start(left.popleft())
                     for i in self._look():
-                        found[i] = self._ended(i)
-                        self._watcher.ended(self._runs[i], found[i])
+                        outcomes[i] = self._ended(i)
+                        self._watcher.ended(self._runs[i], outcomes[i])
             finally:
                 self._stop()
             if stop.signal:
                 raise Interrupted(stop.signal, f"stopped by {stop}; the same command resumes")
-        return found
+        return outcomes
 
     def _start(self, i: int) -> None:
         run = self._runs[i]
@@ -162,16 +162,16 @@ class _Pool:
         if not line:
             return [i]
         try:
-            said: dict[str, Any] = json.loads(line)
+            message: dict[str, Any] = json.loads(line)
         except ValueError:  # not a message of the worker: a user-defined part printed this line
             return []
         child = self._children[i]
-        if "report" in said:
-            self._watcher.report(self._runs[i], report_of(said["report"]))
-        elif "outcome" in said:
-            child.outcome = Outcome(**said["outcome"])
-        elif "error" in said:
-            child.error = said["error"]
+        if "report" in message:
+            self._watcher.report(self._runs[i], report_of(message["report"]))
+        elif "outcome" in message:
+            child.outcome = Outcome(**message["outcome"])
+        elif "error" in message:
+            child.error = message["error"]
         return []
 
     def _ended(self, i: int) -> Outcome:

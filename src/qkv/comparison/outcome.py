@@ -50,11 +50,11 @@ def carry_out(recipe: Recipe, folder: Path, tell: OnReport) -> Outcome:
     diverges, runs out of memory or raises an unexpected error after training began counts as failed. Raises
     ``UserError`` for other errors, such as a full disk, and ``Interrupted`` after a signal.
     """
-    known = read_outcome(folder)
-    if known is None:
-        known = _train(recipe, folder, tell)
-        write_outcome(folder, known)
-    return known
+    outcome = read_outcome(folder)
+    if outcome is None:
+        outcome = _train(recipe, folder, tell)
+        write_outcome(folder, outcome)
+    return outcome
 
 
 def _train(recipe: Recipe, folder: Path, tell: OnReport) -> Outcome:

@@ -83,25 +83,27 @@ class Ranking:
 
     def conclusions(self) -> list[str]:
         """Return sentences that say which entry is best and which differences are significant."""
-        known = [(row, row.mean) for row in self.rows]
-        means = {row.name: found.mean for row, found in known if found is not None}
+        estimates = [(row, row.mean) for row in self.rows]
+        means = {row.name: average.mean for row, average in estimates if average is not None}
         failed = [f"{row.name} failed: {row.failed}" for row in self.rows if row.failed]
         if not means:
             return failed
         best = (min if self.lower else max)(means, key=lambda name: means[name])
         count, reference = len(self.plan.comparison.seeds), self.plan.comparison.reference
-        said = [f"Best mean {words(self.plan.metric)} ({self.split}): {best}, {fixed(means[best])}."]
+        sentences = [f"Best mean {words(self.plan.metric)} ({self.split}): {best}, {fixed(means[best])}."]
         if count < 2:
-            said.append("With one seed, the spread is unknown; use more seeds for intervals and tests.")
+            sentences.append("With one seed, the spread is unknown; use more seeds for intervals and tests.")
         elif reference not in means:
-            said.append("The baseline failed, so no differences are tested.")
+            sentences.append("The baseline failed, so no differences are tested.")
         else:
-            shown = [row for row in self.rows if row.corrected is not None and row.corrected < SIGNIFICANT]
-            better = [row.name for row in shown if row.difference and (row.difference.mean < 0) == self.lower]
-            worse = [row.name for row in shown if row.name not in better]
-            said += [f"Better than {reference} at the 5 % level over {count} seeds: {', '.join(better) or 'none'}."]
-            said += [f"Worse: {', '.join(worse) or 'none'}. All other differences may be chance."]
-        return [*said, *failed]
+            significant = [row for row in self.rows if row.corrected is not None and row.corrected < SIGNIFICANT]
+            better = [row.name for row in significant if row.difference and (row.difference.mean < 0) == self.lower]
+            worse = [row.name for row in significant if row.name not in better]
+            sentences += [
+                f"Better than {reference} at the 5 % level over {count} seeds: {', '.join(better) or 'none'}."
+            ]
+            sentences += [f"Worse: {', '.join(worse) or 'none'}. All other differences may be chance."]
+        return [*sentences, *failed]
 
     def table(self) -> TableOf:
         """Build the main table, with one row for each entry."""
@@ -148,8 +150,8 @@ class Ranking:
         return tables_fragment(" ".join(self.conclusions()), [(list(_COLUMNS), list(self.table().rows))])
 
     def _against(self, axis: str, costs: Sequence[float | None]) -> LineChart:
-        known = [(row.name, cost, row.mean) for row, cost in zip(self.rows, costs, strict=True)]
-        lines = [Line(name, *_marks(cost, mean), points=True) for name, cost, mean in known if cost and mean]
+        results = [(row.name, cost, row.mean) for row, cost in zip(self.rows, costs, strict=True)]
+        lines = [Line(name, *_marks(cost, mean), points=True) for name, cost, mean in results if cost and mean]
         name = words(self.plan.metric)
         about = "Means over the seeds; vertical lines are 95 % intervals."
         title = f"{name[:1].upper()}{name[1:]} by {axis}"
@@ -166,17 +168,17 @@ class Ranking:
 
     def _settings(self) -> TableOf:
         entries = self.plan.entries
-        found = settings_that_differ([entry.recipe for entry in entries.values()])
-        rows = [(path, *map(setting_text, values)) for path, values in found.items()]
+        settings = settings_that_differ([entry.recipe for entry in entries.values()])
+        rows = [(path, *map(setting_text, values)) for path, values in settings.items()]
         return TableOf("settings that differ", ["", *entries], rows)
 
     def _curves(self) -> list[Curve]:
         seed = self.plan.comparison.seeds[0]
         runs = [self.plan.run(row.name, row.rate, seed) for row in self.rows if row.rate is not None]
-        found = [
+        curves = [
             Curve(run.entry, task_of_recipe(run.recipe).loss_unit, *validations(rows_of(run.folder))) for run in runs
         ]
-        return [curve for curve in found if curve.steps]
+        return [curve for curve in curves if curve.steps]
 
 
 def ranked(plan: RunPlan, trials: Runs, chosen: Mapping[str, float], runs: Runs) -> Ranking:
@@ -184,7 +186,7 @@ def ranked(plan: RunPlan, trials: Runs, chosen: Mapping[str, float], runs: Runs)
     selected these rates.
     """
     finished = [outcome for _, outcome in (*trials, *runs) if not outcome.failed]
-    split = "test" if finished and all(f"test.{plan.metric}" in found.figures for found in finished) else "validation"
+    split = "test" if finished and all(f"test.{plan.metric}" in each.figures for each in finished) else "validation"
     by_rate = {(run.entry, run.rate): outcome for run, outcome in trials}
     tried = {
         name: {rate: value_of(by_rate[name, rate], "validation", plan.metric) for rate in plan.comparison.rates}
@@ -202,47 +204,47 @@ def value_of(outcome: Outcome, split: str, metric: str) -> float | None:
     """Return the metric of a run on a split; None if the run failed or the metric is not finite. Raises ``UserError``
     for a metric that the task does not measure.
     """
-    found = outcome.figures.get(f"{split}.{metric}")
-    if found is None and not outcome.failed:
-        known = {path.partition(".")[2] for path in outcome.figures}
-        if known:
-            raise UserError(f"metric: {metric!r} is not measured in this task; {nearest(metric, known)}")
-    return found
+    value = outcome.figures.get(f"{split}.{metric}")
+    if value is None and not outcome.failed:
+        names = {path.partition(".")[2] for path in outcome.figures}
+        if names:
+            raise UserError(f"metric: {metric!r} is not measured in this task; {nearest(metric, names)}")
+    return value
 
 
 def _row(plan: RunPlan, name: str, split: str, rate: float | None, runs: Runs) -> EntryResult:
-    own = {run.seed: outcome for run, outcome in runs if run.entry == name and run.rate == rate}
-    found = {seed: value_of(outcome, split, plan.metric) for seed, outcome in own.items()}
-    values = {seed: value for seed, value in found.items() if value is not None}
-    reasons = [f"seed {seed}: {own[seed].failed or 'no finite metric'}" for seed in own if seed not in values]
+    outcomes = {run.seed: outcome for run, outcome in runs if run.entry == name and run.rate == rate}
+    by_seed = {seed: value_of(outcome, split, plan.metric) for seed, outcome in outcomes.items()}
+    values = {seed: value for seed, value in by_seed.items() if value is not None}
+    reasons = [f"seed {seed}: {outcomes[seed].failed or 'no finite metric'}" for seed in outcomes if seed not in values]
     if rate is None:
         first = next((outcome.failed for run, outcome in runs if run.entry == name), "")
         reasons = [f"at every learning rate; {first or 'no finite metric'}"]
-    flops, seconds = (_mean_count(own.values(), names) for names in (("training FLOPs",), _SECONDS))
+    flops, seconds = (_mean_count(outcomes.values(), names) for names in (("training FLOPs",), _SECONDS))
     sized = plan.entries[name]
-    figures = _mean_figures([each.figures for each in own.values() if not each.failed], split)
+    figures = _mean_figures([each.figures for each in outcomes.values() if not each.failed], split)
     failed = "; ".join(reasons)
     return EntryResult(name, sized.parameters, sized.change, rate, values, flops, seconds, failed, figures=figures)
 
 
-def _mean_figures(found: Sequence[Mapping[str, float]], split: str) -> dict[str, float]:
+def _mean_figures(figures: Sequence[Mapping[str, float]], split: str) -> dict[str, float]:
     """Return metric -> mean over all runs, for every metric of ``split`` that all runs have."""
-    names = [path for path in (found[0] if found else ()) if path.startswith(f"{split}.")]
+    names = [path for path in (figures[0] if figures else ()) if path.startswith(f"{split}.")]
     return {
-        path.partition(".")[2]: sum(each[path] for each in found) / len(found)
+        path.partition(".")[2]: sum(each[path] for each in figures) / len(figures)
         for path in names
-        if all(path in each for each in found)
+        if all(path in each for each in figures)
     }
 
 
 def _mean_count(outcomes: Any, names: Sequence[str]) -> float | None:
-    found = [
+    values = [
         next((float(each.counts[name]) for name in names if each.counts.get(name) is not None), None)
         for each in outcomes
         if not each.failed
     ]
-    known = [value for value in found if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def _tested(row: EntryResult, baseline: EntryResult) -> EntryResult:
@@ -276,14 +278,14 @@ def _cells(row: EntryResult) -> list[Any]:
     ]
 
 
-def _with_interval(found: Estimate, sign: str = "") -> str:
-    plus = sign if found.mean > 0 else ""
-    return f"{plus}{fixed(found.mean)}" + ("" if found.half is None else f" ± {found.half:.2g}")
+def _with_interval(figure: Estimate, sign: str = "") -> str:
+    plus = sign if figure.mean > 0 else ""
+    return f"{plus}{fixed(figure.mean)}" + ("" if figure.half is None else f" ± {figure.half:.2g}")
 
 
 def _plain(row: EntryResult, tried: Mapping[float, float | None], overrides: Sequence[str]) -> dict[str, Any]:
-    def interval(found: Estimate | None) -> list[float] | None:
-        return None if found is None or found.half is None else [found.mean - found.half, found.mean + found.half]
+    def interval(figure: Estimate | None) -> list[float] | None:
+        return None if figure is None or figure.half is None else [figure.mean - figure.half, figure.mean + figure.half]
 
     mean = row.mean
     return {

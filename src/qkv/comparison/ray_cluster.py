@@ -82,7 +82,7 @@ class _Tasks:
 
     def outcomes(self, waiting: Sequence[int]) -> dict[int, Outcome]:
         """Carry out the runs with the indices ``waiting``; return index -> outcome."""
-        found: dict[int, Outcome] = {}
+        outcomes: dict[int, Outcome] = {}
         with StopRequest() as stop:
             for i in waiting:
                 run = self._runs[i]
@@ -94,13 +94,13 @@ class _Tasks:
                     self._tell()
                     for task in ended:
                         i = self._tasks.pop(task)
-                        found[i] = self._outcome(task, self._runs[i])
-                        self._watcher.ended(self._runs[i], found[i])
+                        outcomes[i] = self._outcome(task, self._runs[i])
+                        self._watcher.ended(self._runs[i], outcomes[i])
             finally:
                 self._stop()
             if stop.signal:
                 raise Interrupted(stop.signal, f"stopped by {stop}; the same command resumes")
-        return found
+        return outcomes
 
     def _tell(self) -> None:
         """Pass the progress reports that have arrived to the watcher."""
@@ -115,13 +115,13 @@ class _Tasks:
         try:
             fields: Mapping[str, Any] = self._ray.get(task)
         except (errors.WorkerCrashedError, errors.OutOfMemoryError, errors.NodeDiedError):
-            found = Outcome(KILLED)
+            outcome = Outcome(KILLED)
         except errors.RayTaskError as error:
             raise UserError(f"{run.title}: {_short(error.cause)}") from None
         else:
-            found = Outcome(**fields)
-        write_outcome(run.folder, found)  # a task on another machine may have written it to another disk
-        return found
+            outcome = Outcome(**fields)
+        write_outcome(run.folder, outcome)  # a task on another machine may have written it to another disk
+        return outcome
 
     def _stop(self) -> None:
         """Ask the running tasks to stop, and wait until they have saved their checkpoints."""

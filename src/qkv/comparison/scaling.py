@@ -81,17 +81,19 @@ class Scaling:
 
     def conclusions(self) -> list[str]:
         """Return sentences that state the law of each entry, and whether it predicted the larger run."""
-        said = []
+        sentences = []
         for entry in self.entries:
             failed = sum(run.loss is None for run in entry.runs)
             if failed:
-                said.append(f"{entry.name}: {failed} of {len(entry.runs)} runs failed.")
+                sentences.append(f"{entry.name}: {failed} of {len(entry.runs)} runs failed.")
             if entry.fit is not None:
                 e, a, alpha, b, beta = map(short, entry.fit.law)
-                said.append(f"{entry.name}: L = {e} + {a} N^-{alpha} + {b} D^-{beta} for N parameters and D tokens.")
+                sentences.append(
+                    f"{entry.name}: L = {e} + {a} N^-{alpha} + {b} D^-{beta} for N parameters and D tokens."
+                )
             if entry.extrapolated is not None and entry.larger is not None:
-                said.append(_checked(entry, entry.extrapolated, entry.larger))
-        return said
+                sentences.append(_checked(entry, entry.extrapolated, entry.larger))
+        return sentences
 
     def tables(self) -> list[TableOf]:
         """Build two tables: the losses of all runs, and the laws with their intervals."""
@@ -158,14 +160,14 @@ def scale(plan: RunPlan, executor: Executor, watcher: Watcher, fit: bool) -> Sca
     cells = {name: _cells(plan, name, sized) for name, sized in plan.entries.items()}
     rates = _rates(plan, cells, executor, watcher)
     seeds = plan.comparison.seeds
-    asked = [(cell, rates[name, cell.size], seed) for name in cells for cell in cells[name] for seed in seeds]
-    asked = [each for each in asked if each[1] is not None]
-    runs = [cell.planned(plan, rate or 1.0, seed) for cell, rate, seed in asked]
+    cases = [(cell, rates[name, cell.size], seed) for name in cells for cell in cells[name] for seed in seeds]
+    cases = [each for each in cases if each[1] is not None]
+    runs = [cell.planned(plan, rate or 1.0, seed) for cell, rate, seed in cases]
     outcomes = execute(runs, executor, watcher)
-    found: dict[str, list[ScaledRun]] = {name: [] for name in cells}
-    for (cell, _, _), run, outcome in zip(asked, runs, outcomes, strict=True):
-        found[cell.entry].append(cell.finished(run, outcome, plan.metric))
-    entries = [_entry(plan, name, found[name], rates, executor, watcher, fit) for name in cells]
+    results: dict[str, list[ScaledRun]] = {name: [] for name in cells}
+    for (cell, _, _), run, outcome in zip(cases, runs, outcomes, strict=True):
+        results[cell.entry].append(cell.finished(run, outcome, plan.metric))
+    entries = [_entry(plan, name, results[name], rates, executor, watcher, fit) for name in cells]
     done = Scaling(plan, tuple(entries))
     with clear_errors(f"the folder {plan.folder}"):
         write_file(plan.folder / RESULTS, (json.dumps(done.plain(), ensure_ascii=False, indent=1) + "\n").encode())
@@ -201,10 +203,10 @@ def _cells(plan: RunPlan, name: str, smallest: Sized) -> list[_Cell]:
 
 def _of_size(plan: RunPlan, name: str, smallest: Sized, size: int, lengths: Iterable[int]) -> list[_Cell]:
     knob = plan.comparison.knobs.get(name, "model.width")
-    own = smallest if size == 1 else resized(name, smallest.recipe, size * smallest.parameters, knob)
-    steps = own.recipe.training.steps
-    trained = {n: own.recipe.changed(training=own.recipe.training.changed(steps=n * steps)) for n in lengths}
-    return [_Cell(name, size, n, own, recipe) for n, recipe in trained.items()]
+    base = smallest if size == 1 else resized(name, smallest.recipe, size * smallest.parameters, knob)
+    steps = base.recipe.training.steps
+    trained = {n: base.recipe.changed(training=base.recipe.training.changed(steps=n * steps)) for n in lengths}
+    return [_Cell(name, size, n, base, recipe) for n, recipe in trained.items()]
 
 
 def _rates(
@@ -215,10 +217,10 @@ def _rates(
     shortest = [cell for each in cells.values() for cell in each if cell.length == LENGTHS[0]]
     if len(compared.rates) == 1:
         return {(cell.entry, cell.size): compared.rates[0] for cell in shortest}
-    asked = [(cell, rate) for cell in shortest for rate in compared.rates]
-    outcomes = execute([cell.planned(plan, rate, compared.seeds[0]) for cell, rate in asked], executor, watcher)
+    cases = [(cell, rate) for cell in shortest for rate in compared.rates]
+    outcomes = execute([cell.planned(plan, rate, compared.seeds[0]) for cell, rate in cases], executor, watcher)
     best: dict[tuple[str, int], tuple[float, float]] = {}
-    for (cell, rate), outcome in zip(asked, outcomes, strict=True):
+    for (cell, rate), outcome in zip(cases, outcomes, strict=True):
         loss, key = value_of(outcome, Scaling.split, plan.metric), (cell.entry, cell.size)
         if loss is not None and (key not in best or loss < best[key][0]):
             best[key] = loss, rate
@@ -291,10 +293,10 @@ def _chart(entry: EntryScaling, metric: str) -> LineChart:
     """Draw the loss against compute, 6 N D FLOPs, with one line for each size and points for the larger run."""
     lines = []
     for size in sorted({run.size for run in entry.runs}):
-        own = [run for run in entry.runs if run.size == size and run.loss is not None]
-        label = f"{short(own[0].parameters)} parameters" if own else ""
-        compute, losses = [6.0 * run.parameters * run.tokens for run in own], [run.loss for run in own]
-        lines += [Line(label, compute, losses, points=True)] if own else []
+        runs = [run for run in entry.runs if run.size == size and run.loss is not None]
+        label = f"{short(runs[0].parameters)} parameters" if runs else ""
+        compute, losses = [6.0 * run.parameters * run.tokens for run in runs], [run.loss for run in runs]
+        lines += [Line(label, compute, losses, points=True)] if runs else []
     if entry.larger is not None and entry.extrapolated is not None:
         at = 6.0 * entry.larger.parameters * entry.larger.tokens
         low, high = entry.extrapolated.low, entry.extrapolated.high

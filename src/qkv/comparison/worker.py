@@ -29,19 +29,19 @@ _EVERY = 0.2
 
 def main() -> int:
     """Carry out the run described in the first line of standard input; return the exit code."""
-    asked = json.loads(sys.stdin.readline())
+    request = json.loads(sys.stdin.readline())
     threading.Thread(target=_stop_with_parent, daemon=True).start()
-    told = 0.0
+    last = 0.0
 
     def tell(report: Report) -> None:
-        nonlocal told
-        if time.monotonic() - told >= _EVERY or report.step in (0, report.steps):
-            told = time.monotonic()
+        nonlocal last
+        if time.monotonic() - last >= _EVERY or report.step in (0, report.steps):
+            last = time.monotonic()
             _say("report", list(report))
 
     try:
-        recipe = Recipe.parse(asked["recipe"], "the run's recipe")
-        outcome = carry_out(recipe, Path(asked["folder"]), tell)
+        recipe = Recipe.parse(request["recipe"], "the run's recipe")
+        outcome = carry_out(recipe, Path(request["folder"]), tell)
     except UserError as error:
         _say("error", str(error))
         return 2
