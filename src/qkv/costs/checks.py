@@ -33,6 +33,6 @@ def _check_frontend(stack: Stack, path: str, length: int) -> None:
         raise UserError(f"{key} is unknown without the tokenizer; set it, as in {key.removeprefix('model.')}=8192")
     limit = stack.position_limit
     if limit is not None and length > limit:
-        branch, own = stack.limiting_branch, stack.frontend.limit(stack.context_length)
-        where = "the learned position table" if branch is None or own == limit else f"{branch.kind!r}"
+        branch, frontend_limit = stack.limiting_branch, stack.frontend.limit(stack.context_length)
+        where = "the learned position table" if branch is None or frontend_limit == limit else f"{branch.kind!r}"
         raise UserError(f"{length} positions are more than the {limit} of {where} ({path}.context_length)")

@@ -259,29 +259,29 @@ def cost(
     training = training or Training()
     from qkv.costs.counting.counted import Asked, counted
 
-    asked = Asked(model, batch_size, length, source, precision, attention, irregular, training)
-    found = counted(asked)
-    learned = found.trained if asked.partly else None
+    request = Asked(model, batch_size, length, source, precision, attention, irregular, training)
+    counts = counted(request)
+    learned = counts.trained if request.partly else None
     again = training.recompute or model.reversible
-    branches = (*found.encoder, *found.latents, *found.inner, *found.blocks)
+    branches = (*counts.encoder, *counts.latents, *counts.inner, *counts.blocks)
     most = max((sum(branch.saved for branch in block) for block in branches), default=0) if again else 0
     weights, gradients = (
-        FLOAT * (added(*found.parts.values()).parameters + found.trained.added),
-        FLOAT * found.trained.parameters,
+        FLOAT * (added(*counts.parts.values()).parameters + counts.trained.added),
+        FLOAT * counts.trained.parameters,
     )
-    optimizer = FLOAT * training.optimizer.numbers(found.trained.parameters, found.trained.matrices)
+    optimizer = FLOAT * training.optimizer.numbers(counts.trained.parameters, counts.trained.matrices)
     beside = gradients if training.accumulate > 1 else 0
-    peak = weights + optimizer + max(beside + found.peak, gradients)
-    memory = TrainingMemory(weights, gradients, optimizer, found.kept + most, peak)
+    peak = weights + optimizer + max(beside + counts.peak, gradients)
+    memory = TrainingMemory(weights, gradients, optimizer, counts.kept + most, peak)
     sizes = {
-        "encoder": found.encoder,
-        "latents": found.latents,
-        "inner": found.inner,
+        "encoder": counts.encoder,
+        "latents": counts.latents,
+        "inner": counts.inner,
         "source_length": source,
         "irregular": irregular,
         "learned": learned,
     }
-    return Cost(model, batch_size, length, precision, training, attention, found.parts, found.blocks, memory, **sizes)
+    return Cost(model, batch_size, length, precision, training, attention, counts.parts, counts.blocks, memory, **sizes)
 
 
 def _fixed_length(stack: Stack) -> int:
@@ -291,12 +291,12 @@ def _fixed_length(stack: Stack) -> int:
     return stack.frontend.num_positions or stack.context_length
 
 
-def _source_length(model: Model, given: int | None) -> int:
+def _source_length(model: Model, length: int | None) -> int:
     """Return the number of positions that the encoder reads; 0 without an encoder."""
     if model.encoder:
-        return _fixed_length(model.encoder) if given is None else given
-    if given is not None:
-        raise UserError(f"a source length of {given} is given, but the model has no encoder; omit it")
+        return _fixed_length(model.encoder) if length is None else length
+    if length is not None:
+        raise UserError(f"a source length of {length} is given, but the model has no encoder; omit it")
     return 0
 
 

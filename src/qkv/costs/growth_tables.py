@@ -49,15 +49,15 @@ def points_table(curve: GrowthCurve) -> tuple[list[str], list[list[str]]]:
 
 
 def _row(curve: GrowthCurve, first: GrowthCurve) -> list[str]:
-    known, longest = curve.theory, curve.points[-1].length if curve.points else 0
-    path, steps = (_order(known.path), _order(known.steps)) if known else ("?", "?")
+    theory, longest = curve.theory, curve.points[-1].length if curve.points else 0
+    path, steps = (_order(theory.path), _order(theory.steps)) if theory else ("?", "?")
     crossed = None if curve is first else crossover(curve, first)
     return [
         curve.name,
         _told(curve.exponent("seconds")),
-        f"{known.time:g}" if known else "?",
+        f"{theory.time:g}" if theory else "?",
         _told(curve.exponent("peak_bytes")),
-        f"{known.memory:g}" if known else "?",
+        f"{theory.memory:g}" if theory else "?",
         path,
         steps,
         _state(curve.points),

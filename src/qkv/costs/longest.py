@@ -20,8 +20,8 @@ def longest(model: Transformer, memory: int) -> int | None:
     room = memory - sum(p.numel() * p.element_size() for p in model.parameters())
     limit = model.spec.position_limit
     most = _FAR if limit is None else limit
-    found = longest_state(model.state_bytes, room, most)
-    return limit if found == most else found
+    length = longest_state(model.state_bytes, room, most)
+    return limit if length == most else length
 
 
 def longest_state(state_bytes: Callable[[int], int], room: float, most: int) -> int:

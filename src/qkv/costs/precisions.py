@@ -49,8 +49,8 @@ def weight_bytes(counted: Cost, precision: str) -> int:
     bits, matrices = BITS[precision], counted.total.matrices
     tables = (part.parameters for name, part in counted.parts.items() if name.split(".")[-1] in ("embedding", "head"))
     table = sum(tables)
-    others = counted.parameters - matrices - table
-    return int(matrices * bits / 8 + table * max(bits, _TABLE) / 8 + others * _FLOAT)
+    rest = counted.parameters - matrices - table
+    return int(matrices * bits / 8 + table * max(bits, _TABLE) / 8 + rest * _FLOAT)
 
 
 def _fit(counted: Cost, precision: str, machine: Machine | None, memory: int | None) -> PrecisionFit:
@@ -62,7 +62,7 @@ def _fit(counted: Cost, precision: str, machine: Machine | None, memory: int | N
     return PrecisionFit(precision, weights, machine.bandwidth / step if machine else None, longest)
 
 
-def fit_rows(found: list[PrecisionFit]) -> list[tuple[str, str, str, str]]:
+def fit_rows(by_precision: list[PrecisionFit]) -> list[tuple[str, str, str, str]]:
     """Build the rows of the table with the columns ``COLUMNS``, as text."""
     return [
         (
@@ -71,5 +71,5 @@ def fit_rows(found: list[PrecisionFit]) -> list[tuple[str, str, str, str]]:
             "not measured; use --probe" if fit.rate is None else short(fit.rate),
             f"{fit.longest:,}" if fit.longest else "none",
         )
-        for fit in found
+        for fit in by_precision
     ]

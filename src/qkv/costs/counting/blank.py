@@ -37,11 +37,11 @@ class Blank(Tensor):
             "dtype": body.dtype,
             "layout": body.layout,
         }
-        made = Tensor._make_wrapper_subclass(
+        blank = Tensor._make_wrapper_subclass(
             cls, body.size(), device=torch.device("cpu"), requires_grad=False, **layout
         )
-        made.body = body
-        return made
+        blank.body = body
+        return blank
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Blank({tuple(self.shape)}, {self.dtype})"
@@ -55,11 +55,11 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator without values; with values if no input is a ``Blank`` and the inputs and the result are
     small.
     """
-    given = tensors((args, kwargs))
-    if not given:
+    inputs = tensors((args, kwargs))
+    if not inputs:
         return _made(func, args, kwargs)
-    if not any(isinstance(t, Blank) for t in given) and all(t.numel() <= SMALL for t in given):
-        shape = _broadcast(given) if torch.Tag.pointwise in func.tags else ()
+    if not any(isinstance(t, Blank) for t in inputs) and all(t.numel() <= SMALL for t in inputs):
+        shape = _broadcast(inputs) if torch.Tag.pointwise in func.tags else ()
         if shape.numel() <= SMALL if shape else True:
             return func(*args, **kwargs)
     if func in _READS:
@@ -73,8 +73,8 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rule = _RULES.get(func)
     if rule is None and torch.Tag.pointwise in func.tags and not func._schema.is_mutable and "out" not in kwargs:
         rule = _pointwise
-    if rule is not None and (found := rule(func, args, kwargs)) is not None:
-        return map_tensors(Blank, found)
+    if rule is not None and (result := rule(func, args, kwargs)) is not None:
+        return map_tensors(Blank, result)
     return _by_meta_kernel(func, args, kwargs)
 
 
@@ -90,10 +90,14 @@ def _made(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func in _RANDOM_INTEGERS:
         shape = next(arg for arg in args if isinstance(arg, (list, tuple)))
     if shape is None or torch.Size(shape).numel() <= SMALL:
-        found = func(*args, **kwargs)
-        if not isinstance(found, Tensor) or found.numel() <= 1 or not (found.is_floating_point() or found.is_complex()):
-            return found
-        return Blank(torch.empty(found.shape, dtype=found.dtype, device="meta"))
+        result = func(*args, **kwargs)
+        if (
+            not isinstance(result, Tensor)
+            or result.numel() <= 1
+            or not (result.is_floating_point() or result.is_complex())
+        ):
+            return result
+        return Blank(torch.empty(result.shape, dtype=result.dtype, device="meta"))
     dtype = kwargs.get("dtype") or (torch.int64 if func in _RANDOM_INTEGERS else _filled(args, func))
     return Blank(torch.empty(shape, dtype=dtype, device="meta"))
 
@@ -129,12 +133,12 @@ def _pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tens
     """Infer the result of a pointwise operator: its shape by broadcasting, its dtype by running the operator on
     one-element tensors.
     """
-    given = tensors((args, kwargs))
-    shape = _broadcast(given)
+    inputs = tensors((args, kwargs))
+    shape = _broadcast(inputs)
     one = func(*map_tensors(_single, args), **map_tensors(_single, kwargs))
     if not isinstance(one, Tensor):
         return None
-    whole = next((t for t in given if t.shape == shape), None)
+    whole = next((t for t in inputs if t.shape == shape), None)
     if whole is None:
         return torch.empty(shape, dtype=one.dtype, device="meta")
     plain = kwargs.get("memory_format") not in (None, torch.preserve_format)
@@ -146,8 +150,8 @@ def _like(t: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     if t.is_contiguous() or 0 in t.stride():
         return torch.empty(t.shape, dtype=dtype or t.dtype, device="meta")
     order = sorted(range(t.dim()), key=lambda axis: t.stride(axis), reverse=True)
-    made = torch.empty([t.shape[axis] for axis in order], dtype=dtype or t.dtype, device="meta")
-    return made.permute([order.index(axis) for axis in range(t.dim())])
+    empty = torch.empty([t.shape[axis] for axis in order], dtype=dtype or t.dtype, device="meta")
+    return empty.permute([order.index(axis) for axis in range(t.dim())])
 
 
 def _single(t: Tensor) -> Tensor:
@@ -171,8 +175,8 @@ def _reduced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor
     else:
         axes = args[1] if len(args) > 1 and args[1] else range(x.dim())
     gone = {axis % x.dim() for axis in ([axes] if isinstance(axes, int) else axes)} if x.dim() else set()
-    kept = one.dim() == x.dim()
-    shape = [1 if i in gone else size for i, size in enumerate(x.shape) if kept or i not in gone]
+    keepdim = one.dim() == x.dim()
+    shape = [1 if i in gone else size for i, size in enumerate(x.shape) if keepdim or i not in gone]
     return torch.empty(shape, dtype=one.dtype, device="meta")
 
 
@@ -211,10 +215,10 @@ def _layer_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
 
 
 def _layer_norm_gradient(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, ...]:
-    _, x, _, _, _, weight, bias, wanted = args
-    given = zip((x, weight, bias), wanted, strict=True)
+    _, x, _, _, _, weight, bias, output_mask = args
+    pairs = zip((x, weight, bias), output_mask, strict=True)
     return tuple(
-        torch.empty(t.shape, dtype=t.dtype, device="meta") if want and t is not None else None for t, want in given
+        torch.empty(t.shape, dtype=t.dtype, device="meta") if want and t is not None else None for t, want in pairs
     )
 
 
@@ -320,12 +324,12 @@ def _by_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """Run torch's meta kernel of an operator; views and in-place results share the storage of the input."""
     if "device" in kwargs:
         kwargs = {**kwargs, "device": "meta"}
-    known: dict[int, Tensor] = {}
+    originals: dict[int, Tensor] = {}
 
     def opened(t: Tensor) -> Tensor:
         inside = body(t)
-        known[id(inside)] = t
+        originals[id(inside)] = t
         return inside
 
-    found = func(*map_tensors(opened, args), **map_tensors(opened, kwargs))
-    return map_tensors(lambda t: known[id(t)] if id(t) in known else Blank(t), found)
+    result = func(*map_tensors(opened, args), **map_tensors(opened, kwargs))
+    return map_tensors(lambda t: originals[id(t)] if id(t) in originals else Blank(t), result)

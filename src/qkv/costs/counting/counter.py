@@ -126,13 +126,13 @@ class Counter(LiveBytes):
         self.segments.append(Segment(label, self.peak - self._began, self.now - self._began))
         self._began = self.peak = self.now
 
-    def start(self, known: Iterator[Tensor]) -> None:
-        """Reset all counts. ``known``: weights, which do not count as activations saved for the backward pass."""
+    def start(self, parameters: Iterator[Tensor]) -> None:
+        """Reset all counts. ``parameters``: weights, which do not count as activations saved for the backward pass."""
         self.tallies.clear()
         self.segments.clear()
         self.declared.clear()
         self._since.clear()
-        self._kept = {_storage(tensor)._cdata: None for tensor in known}
+        self._kept = {_storage(tensor)._cdata: None for tensor in parameters}
         self.backward, self._began, self.peak = False, self.now, self.now
 
     @contextmanager
@@ -177,15 +177,15 @@ class Counter(LiveBytes):
         """Add the declared attention scores to their parts. Called outside the mode, because masks are evaluated with
         values.
         """
-        for tally, executed, returned, found in self.declared:
-            full = executed if found.full is None else max(found.full, executed)
-            tally.calls += found.calls
+        for tally, executed, returned, count in self.declared:
+            full = executed if count.full is None else max(count.full, executed)
+            tally.calls += count.calls
             tally.flops += full - executed
             tally.backward += round((full - executed) * (returned / executed if executed else 2))
             tally.skipped += full - executed
-            tally.attended += full if found.stored else 0
-            tally.masked += found.hidden(executed)
-            tally.scores = max(tally.scores, found.stored)
+            tally.attended += full if count.stored else 0
+            tally.masked += count.hidden(executed)
+            tally.scores = max(tally.scores, count.stored)
         self.declared.clear()
 
 

@@ -21,8 +21,8 @@ def flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     packet = func.overloadpacket
     if packet in _MORE:
         return _MORE[packet](args)
-    known = flop_registry.get(packet)
-    return 0 if known is None else int(known(*args, **kwargs, out_val=out))
+    formula = flop_registry.get(packet)
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
 
 
 def gradients(func: Any, args: Any) -> int:

@@ -21,12 +21,12 @@ class LiveBytes(TorchDispatchMode):
     weights.
     """
 
-    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+    def __init__(self, weights: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self._alive: dict[int, weakref.ref[Any]] = {}
         self.now = 0
         self.peak = 0
-        for tensor in known:
+        for tensor in weights:
             self._meet(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -139,14 +139,14 @@ def crossover(curve: GrowthCurve, exact: GrowthCurve) -> int | None:
     None if ``curve`` is not faster at the longest common length.
     """
     times = {point.length: point.seconds for point in exact.points}
-    found = None
+    shortest = None
     for point in reversed(curve.points):
         if point.length not in times:
             continue
         if point.seconds >= times[point.length]:
             break
-        found = point.length
-    return found
+        shortest = point.length
+    return shortest
 
 
 def _lengths(longest: int, points: Sequence[GrowthPoint]) -> Iterator[int]:
@@ -192,17 +192,17 @@ def _measured(spec: Model, length: int) -> GrowthPoint:
     model.zero_grad(set_to_none=True)
     with LiveBytes([*model.parameters(), *model.buffers(), batch.input.values, batch.targets]) as memory:
         _pass(model, batch)
-    taken: list[float] = []
+    times: list[float] = []
     began = time.perf_counter()
-    while len(taken) < 3 or (len(taken) < 9 and time.perf_counter() - began < 1.0):
+    while len(times) < 3 or (len(times) < 9 and time.perf_counter() - began < 1.0):
         model.zero_grad(set_to_none=True)
         start = time.perf_counter()
         _pass(model, batch)
-        taken.append(time.perf_counter() - start)
-        if taken[0] > 5.0:
+        times.append(time.perf_counter() - start)
+        if times[0] > 5.0:
             break
     state = model.state_bytes(length) if spec.decodes else None
-    return GrowthPoint(length, sorted(taken)[len(taken) // 2], memory.peak, state)
+    return GrowthPoint(length, sorted(times)[len(times) // 2], memory.peak, state)
 
 
 def _pass(model: Transformer, batch: Batch) -> None:

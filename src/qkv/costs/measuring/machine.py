@@ -38,11 +38,11 @@ class Machine:
         """Return the FLOP/s at ``precision``; if that was not measured, the FLOP/s at fp32."""
         return self.flops.get(precision, self.flops["fp32"])
 
-    def runs_in(self, asked: str) -> str:
-        """Return the precision ``asked`` if products in it are faster than in fp32, else "fp32"; see
+    def runs_in(self, name: str) -> str:
+        """Return the precision ``name`` if products in it are faster than in fp32, else "fp32"; see
         ``qkv.ops.linear.precision``.
         """
-        return asked if self.flops_at(asked) > self.flops_at("fp32") else "fp32"
+        return name if self.flops_at(name) > self.flops_at("fp32") else "fp32"
 
     @property
     def precision(self) -> Literal["fp32", "bf16"]:

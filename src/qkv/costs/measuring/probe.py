@@ -43,12 +43,12 @@ def probe(budget: float = 0.1) -> Machine:
 
 def this_machine() -> Machine:
     """Return the measured rates of this computer. They are measured once and cached."""
-    known = stored_machine()
-    if known is None:
-        known = probe()
+    machine = stored_machine()
+    if machine is None:
+        machine = probe()
         with contextlib.suppress(OSError):  # without a writable cache, each process measures again
-            store_machine(known)
-    return known
+            store_machine(machine)
+    return machine
 
 
 def _rate(rounded: bool, budget: float) -> float:
@@ -121,10 +121,10 @@ def _small_calls() -> Callable[[], object]:
 def _best(work: Callable[[], object], budget: float) -> float:
     """Measure the shortest time of ``work`` in seconds, over at least two runs after one warm-up run."""
     work()
-    taken: list[float] = []
+    times: list[float] = []
     began = time.perf_counter()
-    while len(taken) < 2 or time.perf_counter() - began < budget:
+    while len(times) < 2 or time.perf_counter() - began < budget:
         start = time.perf_counter()
         work()
-        taken.append(time.perf_counter() - start)
-    return min(taken)
+        times.append(time.perf_counter() - start)
+    return min(times)

@@ -44,7 +44,7 @@ def in_turns(sides: Mapping[str, Callable[[], object]], repeats: int, warm_up: i
     for _ in range(repeats):
         for name, run in sides.items():
             seconds[name].append(seconds_of(run))
-    return {name: Times(tuple(found)) for name, found in seconds.items()}
+    return {name: Times(tuple(values)) for name, values in seconds.items()}
 
 
 def seconds_of(run: Callable[[], object]) -> float:
