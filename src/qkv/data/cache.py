@@ -29,9 +29,9 @@ def stored(shelf: str, key: str, load: Callable[[Path], T | None], build: Callab
     not writable, a temporary folder of this process is used. Raises ``UserError`` if that fails too.
     """
     home = cache_folder() / shelf
-    found = load(home / key)
-    if found is not None:
-        return found
+    result = load(home / key)
+    if result is not None:
+        return result
     try:
         return _built(home / key, load, build)
     except OSError as error:

@@ -52,12 +52,12 @@ def read_pretrained(folder: str, key: str) -> Pretrained:
 
 def _place(model: Transformer, tensors: Mapping[str, Tensor], wrong: str) -> None:
     """Assign tensors to a model on the meta device. Raises ``UserError`` with a message that begins with ``wrong``."""
-    own, placed = model.state_dict(keep_vars=True), set[int]()
+    state, placed = model.state_dict(keep_vars=True), set[int]()
     for name, places in places_of(model).items():
-        if name in tensors and tensors[name].shape == own[name].shape:
-            place(places, tensors[name].to(own[name].dtype))
-            placed.add(id(own[name]))
-    missing = next((name for name, tensor in own.items() if id(tensor) not in placed), None)
+        if name in tensors and tensors[name].shape == state[name].shape:
+            place(places, tensors[name].to(state[name].dtype))
+            placed.add(id(state[name]))
+    missing = next((name for name, tensor in state.items() if id(tensor) not in placed), None)
     if missing is not None:
         raise UserError(f"{wrong}: the tensor {missing!r} is missing or has another shape")
 

@@ -91,8 +91,8 @@ def identity_of(source: str | Path) -> Hashable:
     try:
         if path.is_dir():
             return str(source), tuple(identity_of(each) for each in sorted(path.rglob("*")) if each.is_file())
-        found = path.stat()
-        return str(source), found.st_size, found.st_mtime_ns
+        stat = path.stat()
+        return str(source), stat.st_size, stat.st_mtime_ns
     except (OSError, ValueError):
         names = str(source).split(_SEPARATOR)
         return tuple(identity_of(name.strip()) for name in names) if len(names) > 1 else str(source)

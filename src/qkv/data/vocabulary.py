@@ -113,23 +113,24 @@ def _read(path: Path, name: str) -> Any:
 
 
 def _labels(path: Path) -> tuple[str, ...]:
-    found = _read(path, "labels")
-    if found is None:
+    labels = _read(path, "labels")
+    if labels is None:
         return ()
-    if not isinstance(found, list) or not all(isinstance(label, str) for label in found):
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise UserError(f"{path} is not a list of labels")
-    return tuple(found)
+    return tuple(labels)
 
 
 def _processors(path: Path) -> dict[str, Processor] | None:
-    found = _read(path, "processors")
-    if found is None:
+    content = _read(path, "processors")
+    if content is None:
         return None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UserError(f"{path} is not a table of processors")
     try:
         return {
-            str(name): _moved(Processor.parse(value), path.parent / PRETRAINED / name) for name, value in found.items()
+            str(name): _moved(Processor.parse(value), path.parent / PRETRAINED / name)
+            for name, value in content.items()
         }
     except SpecError as error:
         raise UserError(f"{path}: {error}") from None

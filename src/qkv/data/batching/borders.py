@@ -28,8 +28,8 @@ def borders(lengths: np.ndarray, counts: np.ndarray, buckets: int) -> np.ndarray
         total = best[:-1, None] + cost[1:]
         choices.append(1 + total.argmin(axis=0))
         best = total.min(axis=0)
-    found, last = [], len(lengths) - 1
+    begins, last = [], len(lengths) - 1
     for choice in reversed(choices):
-        found.append(before[choice[last]])
+        begins.append(before[choice[last]])
         last = choice[last] - 1
-    return np.array(found[::-1], np.int64)
+    return np.array(begins[::-1], np.int64)

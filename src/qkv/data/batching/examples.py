@@ -26,9 +26,9 @@ class ExampleRows:
         layout = implementation(batching, "qkv.data.batching")
         if not layout.for_examples:
             kinds = implementations(spec.Batching, "qkv.data.batching").items()
-            known = ", ".join(sorted(part.kind for part, found in kinds if found.for_examples))
+            names = ", ".join(sorted(part.kind for part, entry in kinds if entry.for_examples))
             raise UserError(
-                f"data.batching: {batching.kind!r} is for running text, not for examples; use one of {known}"
+                f"data.batching: {batching.kind!r} is for running text, not for examples; use one of {names}"
             )
         self._plan = lru_cache(maxsize=2)(lambda epoch: layout.epoch(batching, sizes, batch_size, random(seed, epoch)))
         self._ends: list[int] = []
@@ -43,8 +43,8 @@ class ExampleRows:
     def padding(self) -> float:
         """Return the fraction of positions in the first epoch's batches that are padding, 0 to 1."""
         plan = self._plan(0)
-        held = sum(len(rows) * int(self.sizes[rows].max()) for rows in plan)
-        return 1 - sum(int(self.sizes[rows].sum()) for rows in plan) / held
+        positions = sum(len(rows) * int(self.sizes[rows].max()) for rows in plan)
+        return 1 - sum(int(self.sizes[rows].sum()) for rows in plan) / positions
 
 
 def filled(rows: np.ndarray, sizes: np.ndarray, most: int) -> list[np.ndarray]:

@@ -62,7 +62,7 @@ class RowLayout(ABC):
 
         ``batches`` None: all rows once, in order. Otherwise: ``batches`` batches of evenly spaced rows.
         """
-        wanted = self.num_rows if batches is None else min(batches * self.batch_size, self.num_rows)
-        for begin in range(0, wanted, self.batch_size):
-            place = np.arange(begin, min(begin + self.batch_size, wanted))
-            yield self.rows(place * self.num_rows // wanted)
+        total = self.num_rows if batches is None else min(batches * self.batch_size, self.num_rows)
+        for begin in range(0, total, self.batch_size):
+            place = np.arange(begin, min(begin + self.batch_size, total))
+            yield self.rows(place * self.num_rows // total)

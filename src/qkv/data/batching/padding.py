@@ -17,10 +17,10 @@ def padded(
     (B)).
     """
     lengths = np.array([len(row) for row in rows], np.int64)
-    found = np.full((len(rows), max(1, int(lengths.max(initial=0)))), filler, dtype)
+    values = np.full((len(rows), max(1, int(lengths.max(initial=0)))), filler, dtype)
     for place, row in enumerate(rows):
-        found[place, : len(row)] = row
-    return torch.from_numpy(found), torch.from_numpy(lengths)
+        values[place, : len(row)] = row
+    return torch.from_numpy(values), torch.from_numpy(lengths)
 
 
 def padded_tables(rows: Sequence[np.ndarray], filler: int) -> tuple[Tensor, Tensor]:
@@ -28,10 +28,10 @@ def padded_tables(rows: Sequence[np.ndarray], filler: int) -> tuple[Tensor, Tens
     lengths n (B)).
     """
     most, widest = max(len(row) for row in rows), max(row.shape[1] for row in rows)
-    found = np.full((len(rows), most, widest), filler, np.int64)
+    values = np.full((len(rows), most, widest), filler, np.int64)
     for place, row in enumerate(rows):
-        found[place, : row.shape[0], : row.shape[1]] = row
-    return torch.from_numpy(found), torch.tensor([len(row) for row in rows])
+        values[place, : row.shape[0], : row.shape[1]] = row
+    return torch.from_numpy(values), torch.tensor([len(row) for row in rows])
 
 
 def lengths_or_none(ids: Tensor, lengths: Tensor) -> Tensor | None:

@@ -37,9 +37,9 @@ def padded_rows(ids: np.ndarray, starts: np.ndarray, targets: np.ndarray, length
     if (targets == length).all():
         return full_rows(ids, starts, length)
     place = np.arange(length + 1)
-    found = ids[starts[:, None] + np.minimum(place, targets[:, None])].astype(np.int64)
+    rows = ids[starts[:, None] + np.minimum(place, targets[:, None])].astype(np.int64)
     padding = place[:-1] >= targets[:, None]
-    batch = _batch(found)
+    batch = _batch(rows)
     batch.input.values[torch.from_numpy(padding)] = 0
     batch.targets[torch.from_numpy(padding)] = IGNORED
     return Batch.of(Signal(batch.input.values, torch.from_numpy(targets.astype(np.int64))), batch.targets)
@@ -61,5 +61,5 @@ def with_segments(batch: Batch, documents: np.ndarray, starts: np.ndarray) -> Ba
     return Batch.of(replace(batch.input, segments=torch.from_numpy(np.cumsum(opens[:, :-1], axis=1))), batch.targets)
 
 
-def _batch(found: np.ndarray) -> Batch:
-    return Batch.of(torch.from_numpy(found[:, :-1].copy()), torch.from_numpy(found[:, 1:].copy()))
+def _batch(rows: np.ndarray) -> Batch:
+    return Batch.of(torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy()))

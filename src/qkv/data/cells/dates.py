@@ -86,15 +86,15 @@ class StampCell(NamedTuple):
 def split_cell(text: str) -> StampCell | None:
     """Split a time stamp into its parts; None if it has another form or an impossible time of the day."""
     text = text.strip()
-    found = _STAMP.fullmatch(_WEEKDAY.sub("", text, count=1) if text[:1].isalpha() else text)
-    if found is None:
+    match = _STAMP.fullmatch(_WEEKDAY.sub("", text, count=1) if text[:1].isalpha() else text)
+    if match is None:
         return None
-    clock = found["clock"] or ""
+    clock = match["clock"] or ""
     seconds = _time_of_day(clock) if clock else 0.0
     return (
         None
         if math.isnan(seconds)
-        else StampCell(found["date"], found["gap"] or "", clock, found["zone"] or "", seconds)
+        else StampCell(match["date"], match["gap"] or "", clock, match["zone"] or "", seconds)
     )
 
 
@@ -112,22 +112,22 @@ def _time_of_day(clock: str) -> float:
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     parts = re.split(r"(%[A-Za-z])", pattern)
-    found = ""
+    regex = ""
     for i, part in enumerate(parts):
         if not part.startswith("%"):
-            found += re.escape(part)
+            regex += re.escape(part)
             continue
         joined = (i > 1 and not parts[i - 1]) or (i + 2 < len(parts) and not parts[i + 1])
         field = _FIELDS[part[1]]
-        found += field.replace("{1,2}", "{2}") if joined and part[1] in "mdV" and "%b" not in pattern else field
-    return re.compile(found, re.IGNORECASE)
+        regex += field.replace("{1,2}", "{2}") if joined and part[1] in "mdV" and "%b" not in pattern else field
+    return re.compile(regex, re.IGNORECASE)
 
 
 def is_pattern(pattern: str) -> bool:
     """Return True if all fields of the pattern are known and different, and one of them is the year."""
     fields = re.findall(r"%(.)", pattern)
-    known = bool(fields) and all(field in _FIELDS for field in fields) and len(set(fields)) == len(fields)
-    return known and any(field in "YyG" for field in fields)
+    valid = bool(fields) and all(field in _FIELDS for field in fields) and len(set(fields)) == len(fields)
+    return valid and any(field in "YyG" for field in fields)
 
 
 def day_in(text: str, pattern: str) -> float:
@@ -135,10 +135,10 @@ def day_in(text: str, pattern: str) -> float:
 
     NaN if the text does not fit.
     """
-    found = _compiled(pattern).fullmatch(text)
-    if found is None:
+    match = _compiled(pattern).fullmatch(text)
+    if match is None:
         return math.nan
-    fields = found.groupdict()
+    fields = match.groupdict()
     try:
         day = _day({name: value for name, value in fields.items() if value is not None})
     except (ValueError, KeyError):
@@ -159,10 +159,10 @@ def _day(fields: dict[str, str]) -> date:
     if "V" in fields:
         return date.fromisocalendar(year, int(fields["V"]), int(fields.get("u", 1)))
     if "j" in fields:
-        found = date(year, 1, 1) + timedelta(int(fields["j"]) - 1)
-        if found.year != year:
+        day = date(year, 1, 1) + timedelta(int(fields["j"]) - 1)
+        if day.year != year:
             raise ValueError(fields["j"])
-        return found
+        return day
     if "q" in fields:
         return date(year, 3 * int(fields["q"]) - 2, 1)
     month = _month_names()[fields["b"].lower()] if "b" in fields else int(fields.get("m", 1))
@@ -172,11 +172,11 @@ def _day(fields: dict[str, str]) -> date:
 @cache
 def _month_names() -> dict[str, int]:
     """Return month numbers by month name, and by each prefix of a name with at least three letters."""
-    found = {"mrt": 3, "mrz": 3, "maerz": 3}
+    months = {"mrt": 3, "mrz": 3, "maerz": 3}
     for names in _LANGUAGES:
         for i, name in enumerate(names):
-            found |= {name[:size]: i + 1 for size in range(3, len(name) + 1)}
-    return {name: month for name, month in found.items() if name != "jui"}
+            months |= {name[:size]: i + 1 for size in range(3, len(name) + 1)}
+    return {name: month for name, month in months.items() if name != "jui"}
 
 
 class Style(NamedTuple):
@@ -195,14 +195,14 @@ class Style(NamedTuple):
 
     def write(self, moment: datetime) -> str:
         """Write a local time in this style."""
-        found = re.sub(r"%(.)", lambda each: self._field(each[1], moment), self.pattern)
+        text = re.sub(r"%(.)", lambda each: self._field(each[1], moment), self.pattern)
         if not self.clock:
-            return found
+            return text
         half = "pm" if moment.hour >= 12 else "am"
-        others = {"%k": f"{moment.hour}", "%l": f"{moment.hour % 12 or 12}", "%p": half.upper(), "%q": half}
-        others["%f"] = f"{moment:%f}"[: self.digits]
-        clock = re.sub("%[klpqf]", lambda each: others[each[0]], self.clock)
-        return f"{found}{self.gap}{moment.strftime(clock)}"
+        fields = {"%k": f"{moment.hour}", "%l": f"{moment.hour % 12 or 12}", "%p": half.upper(), "%q": half}
+        fields["%f"] = f"{moment:%f}"[: self.digits]
+        clock = re.sub("%[klpqf]", lambda each: fields[each[0]], self.clock)
+        return f"{text}{self.gap}{moment.strftime(clock)}"
 
     def _field(self, field: str, moment: datetime) -> str:
         year, week, day = moment.isocalendar()

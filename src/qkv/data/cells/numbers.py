@@ -84,10 +84,10 @@ class NumberForm(NamedTuple):
     @property
     def _words(self) -> str:
         names = {",": "a comma", ".": "a point", " ": "a space", "'": "an apostrophe"}
-        found = [f"{names[self.decimal]} before decimals"]
+        parts = [f"{names[self.decimal]} before decimals"]
         if self.thousands:
-            found.append(f"{names[self.thousands]} between thousands")
-        return " and ".join([*found, *([f"{self.unit!r} left out"] if self.unit else [])])
+            parts.append(f"{names[self.thousands]} between thousands")
+        return " and ".join([*parts, *([f"{self.unit!r} left out"] if self.unit else [])])
 
     @property
     def shows(self) -> bool:
@@ -137,14 +137,14 @@ def number_form(cells: Iterable[Any], decimal: Decimal | None = None) -> NumberF
     point, comma = (next((form for form in best if form[0] == mark), None) for mark in ".,")
     marked = next((text for text, parts in split if "," in parts.body or "." in parts.body), "")
     if point is None or comma is None or not marked:
-        found = _with_example(NumberForm(*(point or comma or _FORMS[0]), unit), split)
+        reading = _with_example(NumberForm(*(point or comma or _FORMS[0]), unit), split)
         few = (1 - SMALL_SHARE) * max(counts.values())
-        return found._replace(question=_contradiction(found, split, few)) if decimal is None else found
+        return reading._replace(question=_contradiction(reading, split, few)) if decimal is None else reading
     if decimal is not None:
         return _with_example(NumberForm(*(point if decimal == "point" else comma), unit), split)
     chosen, question = _decide([parts.body for _, parts in split])
-    found = _with_example(NumberForm(*(point if chosen == "." else comma), unit), split)
-    return found._replace(question=marked if question else "", example=found.example or marked)
+    reading = _with_example(NumberForm(*(point if chosen == "." else comma), unit), split)
+    return reading._replace(question=marked if question else "", example=reading.example or marked)
 
 
 def _decide(bodies: Sequence[str]) -> tuple[str, bool]:
@@ -233,14 +233,14 @@ def _are_plain(texts: Sequence[str]) -> bool:
 
 
 def _split(text: str) -> _Parts | None:
-    found = _CELL.fullmatch(text.strip().translate(_LIKE))
-    if found is None:
+    match = _CELL.fullmatch(text.strip().translate(_LIKE))
+    if match is None:
         return None
-    signs = "".join(found[name] or "" for name in ("sign", "inner", "close", "last"))
-    units = [unit for unit in (found["before"], found["after"]) if unit]
+    signs = "".join(match[name] or "" for name in ("sign", "inner", "close", "last"))
+    units = [unit for unit in (match["before"], match["after"]) if unit]
     if signs not in ("", "+", "-", "()") or len(units) > 1:
         return None
-    return _Parts(signs in ("-", "()"), found["body"].strip(), found["exponent"] or "", *units or [""])
+    return _Parts(signs in ("-", "()"), match["body"].strip(), match["exponent"] or "", *units or [""])
 
 
 def _shape(body: str) -> str:

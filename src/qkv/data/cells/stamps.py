@@ -67,8 +67,8 @@ class StampForm(NamedTuple):
         zone, offset = self.zone if zone is None else zone, self.offset if offset is None else offset
         local = EPOCH + timedelta(seconds=stamp + offset_at(zone, stamp, offset) if offset else stamp)
         if self.style is not None:
-            found = f"{self.style.write(local)}{zone}"
-            return int(found) if self.whole else found
+            text = f"{self.style.write(local)}{zone}"
+            return int(text) if self.whole else text
         if days and not zone:
             return local.date().isoformat()
         return f"{local.isoformat(sep=' ')}{zone}"
@@ -118,10 +118,10 @@ class Stamps(NamedTuple):
             return ""
         moment = EPOCH + timedelta(seconds=float(self.values[first]))
         form = in_words(name) if "%" in name else "days since 1900" if name == EXCEL else "time since 1970"
-        found = f"time stamps are read as {form}, such as {cells[first]} as {moment.isoformat(sep=' ')}"
-        found = found.removesuffix(" 00:00:00")
+        sentence = f"time stamps are read as {form}, such as {cells[first]} as {moment.isoformat(sep=' ')}"
+        sentence = sentence.removesuffix(" 00:00:00")
         way = f" ({option}={self.other})" if option else ""
-        return found + (f"; {in_words(self.other)} is possible too{way}" if self.other else "")
+        return sentence + (f"; {in_words(self.other)} is possible too{way}" if self.other else "")
 
 
 class _Reading(NamedTuple):
@@ -154,14 +154,14 @@ def _numeric(cells: Sequence[Any], numbers: np.ndarray, preferred: str | None) -
     """Read cells of numbers as plain numbers, as dates in digits, or as time since 1970 or 1900."""
     whole = np.isfinite(numbers) & (numbers == np.floor(np.nan_to_num(numbers)))
     texts = [_digits(cell) if whole[i] or isinstance(cell, str) else None for i, cell in enumerate(cells)]
-    found = [each for each in _readings(texts, preferred) if _in_years(each.values)]
-    others = [each for each in _scaled(numbers) if _in_years(each.values)]
-    found = [each for each in (*found, *others) if np.isnan(each.values).sum() <= np.isnan(numbers).sum()]
+    readings = [each for each in _readings(texts, preferred) if _in_years(each.values)]
+    numeric = [each for each in _scaled(numbers) if _in_years(each.values)]
+    readings = [each for each in (*readings, *numeric) if np.isnan(each.values).sum() <= np.isnan(numbers).sum()]
     plain = _Reading(NUMBER, numbers)
-    if preferred == NUMBER or not found:
+    if preferred == NUMBER or not readings:
         return Stamps(numbers, StampForm(NUMBER))
-    strong = [each for each in found if each.name not in (*WEAK, EXCEL)]
-    weak = [each for each in found if each.name in (*WEAK, EXCEL)]
+    strong = [each for each in readings if each.name not in (*WEAK, EXCEL)]
+    weak = [each for each in readings if each.name in (*WEAK, EXCEL)]
     chosen, other = _choose([*strong, plain, *weak], preferred)
     if chosen.name == NUMBER:
         return Stamps(numbers, StampForm(NUMBER))
@@ -172,16 +172,16 @@ def _numeric(cells: Sequence[Any], numbers: np.ndarray, preferred: str | None) -
 
 def _in_years(values: np.ndarray) -> bool:
     """Return True if all dates are from 1900 to 2100, which is required of dates in digits."""
-    known = values[np.isfinite(values)]
-    return bool(len(known)) and bool((known >= _YEARS[0]).all() and (known <= _YEARS[1]).all())
+    finite = values[np.isfinite(values)]
+    return bool(len(finite)) and bool((finite >= _YEARS[0]).all() and (finite <= _YEARS[1]).all())
 
 
 def _scaled(numbers: np.ndarray) -> Iterator[_Reading]:
-    known = numbers[np.isfinite(numbers)]
+    finite = numbers[np.isfinite(numbers)]
     for name, scale in _UNIX.items():
-        if (known >= _RANGE[0] * scale).all() and (known <= _RANGE[1] * scale).all():
+        if (finite >= _RANGE[0] * scale).all() and (finite <= _RANGE[1] * scale).all():
             yield _Reading(name, numbers / scale)
-    if (known >= _EXCEL_RANGE[0]).all() and (known <= _EXCEL_RANGE[1]).all():
+    if (finite >= _EXCEL_RANGE[0]).all() and (finite <= _EXCEL_RANGE[1]).all():
         yield _Reading(EXCEL, (numbers - _EXCEL_EPOCH) * DAY)
 
 
@@ -210,13 +210,13 @@ def _choose(readings: Sequence[_Reading], preferred: str | None) -> tuple[_Readi
         return several[0], ""
     scored = [each._replace(missing=_missing(each)) for each in several]
     best = min(scored, key=lambda each: (each.name != preferred, each.missing))
-    others = [each for each in scored if each is not best and "%" in each.name and each.name not in WEAK]
-    return best, min(others, key=lambda each: each.missing).name if others else ""
+    alternatives = [each for each in scored if each is not best and "%" in each.name and each.name not in WEAK]
+    return best, min(alternatives, key=lambda each: each.missing).name if alternatives else ""
 
 
 def _missing(reading: _Reading) -> int:
-    known = np.unique(reading.values[np.isfinite(reading.values)])
-    return unevenness(known, reading.name != NUMBER) if len(known) > 1 else 0
+    finite = np.unique(reading.values[np.isfinite(reading.values)])
+    return unevenness(finite, reading.name != NUMBER) if len(finite) > 1 else 0
 
 
 def _with_zones(reading: _Reading, cells: Sequence[StampCell], other: str, utc: bool = False) -> Stamps:
@@ -232,15 +232,15 @@ def _with_zones(reading: _Reading, cells: Sequence[StampCell], other: str, utc: 
         )
         values = np.where(utc | (zoned == (zoned.mean() >= 0.5)), values, math.nan)
         values = np.where(np.isnan(offsets), math.nan, values)
-    known = np.flatnonzero(np.isfinite(values))
-    if not len(known):
+    indices = np.flatnonzero(np.isfinite(values))
+    if not len(indices):
         return Stamps(values, StampForm(reading.name), other=other)
-    tail = known[np.argsort(values[known], kind="stable")][-_SAMPLE:]
+    tail = indices[np.argsort(values[indices], kind="stable")][-_SAMPLE:]
     style = _style(reading.name, [cells[i] for i in tail], values[tail])
     last = zones[tail[-1]]
     if not zoned.any():
         return Stamps(values, StampForm(reading.name, style), other=other)
-    alike = len(np.unique(values[known] % DAY)) == 1 or len(np.unique(offsets[known])) == 1
+    alike = len(np.unique(values[indices] % DAY)) == 1 or len(np.unique(offsets[indices])) == 1
     if alike:
         return Stamps(values, StampForm(reading.name, style, last), zones, np.zeros(len(values)), other)
     form = StampForm(reading.name, style, last, float(offsets[tail[-1]]))

@@ -66,8 +66,8 @@ class Step(NamedTuple):
         """Return the stamps of the ``count`` steps after the stamp ``last``."""
         if self.unit == "weekdays":
             clock, mask = last % DAY, self.weekdays or "1111100"
-            found = np.busday_offset(_days(np.array([last])), np.arange(1, count + 1), "preceding", mask)
-            return (found.astype(np.int64) * DAY + clock).tolist()
+            days = np.busday_offset(_days(np.array([last])), np.arange(1, count + 1), "preceding", mask)
+            return (days.astype(np.int64) * DAY + clock).tolist()
         if self.unit != "months":
             return [last + self.size * i for i in range(1, count + 1)]
         date = EPOCH + timedelta(seconds=last)
@@ -141,9 +141,9 @@ def guess_step(stamps: Sequence[np.ndarray], dates: bool) -> Step | None:
     if not len(gaps):
         return None
     if dates:
-        found = _months_between(stamps) or _about_months(gaps)
-        if found is not None:
-            return found
+        step = _months_between(stamps) or _about_months(gaps)
+        if step is not None:
+            return step
     sizes, counts = np.unique(np.round(gaps, 6), return_counts=True)
     size = float(sizes[counts.argmax()])
     weekdays = working_days(np.concatenate(list(stamps))) if dates and size in (DAY, 2 * DAY, 3 * DAY) else None

@@ -19,16 +19,16 @@ def offset_of(zone: str, wall: float) -> float:
     NaN for an unknown zone, 0 if ``zone`` is empty.
     """
     text = zone.strip()
-    found = _OFFSET.search(text)
-    if found:
-        size = 3600 * int(found[2]) + 60 * int(found[3] or 0)
-        return float(-size if found[1] == "-" else size)
+    match = _OFFSET.search(text)
+    if match:
+        size = 3600 * int(match[2]) + 60 * int(match[3] or 0)
+        return float(-size if match[1] == "-" else size)
     if not text or text.upper() in ("Z", "UTC", "GMT"):
         return 0.0
-    known = _named(text.strip("[]"))
-    if known is None:
+    tz = _named(text.strip("[]"))
+    if tz is None:
         return math.nan
-    moment = datetime(1970, 1, 1, tzinfo=known) + timedelta(seconds=wall)
+    moment = datetime(1970, 1, 1, tzinfo=tz) + timedelta(seconds=wall)
     offset = moment.utcoffset()
     return math.nan if offset is None else offset.total_seconds()
 
@@ -38,10 +38,10 @@ def offset_at(zone: str, instant: float, otherwise: float) -> float:
     no name.
     """
     name = re.search(r"[A-Z]\w+(?:/[\w+-]+)+", zone)
-    known = _named(name[0]) if name else None
-    if known is None:
+    tz = _named(name[0]) if name else None
+    if tz is None:
         return otherwise
-    offset = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=instant)).astimezone(known).utcoffset()
+    offset = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=instant)).astimezone(tz).utcoffset()
     return otherwise if offset is None else offset.total_seconds()
 
 

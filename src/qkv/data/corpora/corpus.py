@@ -179,10 +179,10 @@ class _Part(NamedTuple):
 
 def _parts(source: Source, fraction: float) -> dict[str, _Part]:
     texts = {VALIDATION: source.validation, TEST: source.test}
-    given = {split: _Part(text, 0, text.characters()) for split, text in texts.items() if text}
+    parts = {split: _Part(text, 0, text.characters()) for split, text in texts.items() if text}
     count = source.train.characters()
     if source.validation:
-        return {TRAIN: _Part(source.train, 0, count), **given}
+        return {TRAIN: _Part(source.train, 0, count), **parts}
     if not count:
         raise UserError(f"data.source: {source.name!r} is empty; a text needs at least {2 * LEAST} characters")
     border = int(count * (1 - fraction))
@@ -192,8 +192,8 @@ def _parts(source: Source, fraction: float) -> dict[str, _Part]:
             f"validation_fraction={fraction:g} leaves {border} for training and {count - border} for validation, "
             f"and each needs at least {LEAST}"
         )
-    held = {TRAIN: _Part(source.train, 0, border), VALIDATION: _Part(source.train, border, count)}
-    return {**held, **given}
+    splits = {TRAIN: _Part(source.train, 0, border), VALIDATION: _Part(source.train, border, count)}
+    return {**splits, **parts}
 
 
 def _build(folder: Path, name: str, parts: dict[str, _Part], tokenizer: Tokenizer, data: spec.Data) -> None:
@@ -219,8 +219,8 @@ def _streams(parts: dict[str, _Part]) -> Iterator[tuple[str, Iterator[str]]]:
     for split, part in parts.items():
         if before is None or (part.text, part.start) != (before.text, before.stop):
             blocks = part.text.blocks(part.start)
-        own, blocks = _parted(blocks, part.stop - part.start)
-        yield split, own
+        head, blocks = _parted(blocks, part.stop - part.start)
+        yield split, head
         before = part
 
 
@@ -237,11 +237,11 @@ def _parted(blocks: Iterator[str], count: int) -> tuple[Iterator[str], Iterator[
             rest[:] = [block[left:]] if len(block) > left else []
             left = max(0, left - len(block))
 
-    def others() -> Iterator[str]:
+    def following() -> Iterator[str]:
         yield from rest
         yield from blocks
 
-    return first(), others()
+    return first(), following()
 
 
 def _sample(part: _Part, separator: str | None, most: int | None) -> Iterator[str]:
@@ -303,10 +303,10 @@ def _load(folder: Path) -> dict[str, Split] | None:
     with their counts.
     """
     try:
-        found = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
+        content = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
         return {
-            name: _split(folder, name, TextCounts(**found["splits"][name]), np.dtype(found["dtype"]))
-            for name in found["splits"]
+            name: _split(folder, name, TextCounts(**content["splits"][name]), np.dtype(content["dtype"]))
+            for name in content["splits"]
         }
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -41,36 +41,36 @@ def pieces(blocks: Iterable[str], borders: Borders, separator: str | None) -> It
     end, rest, fresh = separator or "", "", True
     for block in blocks:
         *closed, rest = (rest + block).split(separator) if separator else (rest + block,)
-        found = Pieces([], [])
+        group = Pieces([], [])
         for body in closed:
             if len(body) < borders.piece_size:  # fast path for lines: there may be a hundred million of them
-                found.texts.append(body + end)
-                found.opens.append(fresh and body != "")
+                group.texts.append(body + end)
+                group.opens.append(fresh and body != "")
             else:
-                _add(found, _cut(body + end, borders), fresh)
+                _add(group, _cut(body + end, borders), fresh)
             fresh = True
         begun, rest = _cut_open(rest, borders, max(len(end) - 1, 0))
-        _add(found, begun, fresh)
+        _add(group, begun, fresh)
         fresh = fresh and not begun
-        yield found
+        yield group
     if rest:
-        found = Pieces([], [])
-        _add(found, _cut(rest, borders), fresh)
-        yield found
+        group = Pieces([], [])
+        _add(group, _cut(rest, borders), fresh)
+        yield group
 
 
-def _add(found: Pieces, texts: list[str], opens: bool) -> None:
+def _add(group: Pieces, texts: list[str], opens: bool) -> None:
     """Append the pieces ``texts`` of one document; ``opens``: True if the first piece begins the document."""
-    found.texts.extend(texts)
+    group.texts.extend(texts)
     for _ in texts:
-        found.opens.append(opens)
+        group.opens.append(opens)
         opens = False
 
 
 def _cut(text: str, borders: Borders) -> list[str]:
     """Split a complete text into pieces at the tokenizer's borders."""
-    found, rest = _cut_open(text, borders, 0)
-    return [*found, rest] if rest else found
+    parts, rest = _cut_open(text, borders, 0)
+    return [*parts, rest] if rest else parts
 
 
 def _cut_open(text: str, borders: Borders, keep: int) -> tuple[list[str], str]:
@@ -78,7 +78,7 @@ def _cut_open(text: str, borders: Borders, keep: int) -> tuple[list[str], str]:
 
     The rest keeps at least the last ``keep`` characters, because they may be the beginning of a separator.
     """
-    found, start = [], 0
+    parts, start = [], 0
     while len(text) - keep - start >= borders.piece_size:
         length = borders.border(text[start : start + borders.piece_size])
         if not length:
@@ -86,6 +86,6 @@ def _cut_open(text: str, borders: Borders, keep: int) -> tuple[list[str], str]:
             length = borders.border(ahead) or (len(ahead) if len(ahead) > LONGEST else 0)
         if not length:
             break
-        found.append(text[start : start + length])
+        parts.append(text[start : start + length])
         start += length
-    return found, text[start:]
+    return parts, text[start:]

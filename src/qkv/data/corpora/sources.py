@@ -58,11 +58,11 @@ def resolve(source: str) -> Source:
 
 def resolve_all(data: spec.Data) -> Source:
     """Find the texts of ``data``: its source as in ``resolve``, and the files of its other splits, if named."""
-    found = resolve(data.source)
+    source = resolve(data.source)
     if data.validation is None and data.test is None:
-        return found
-    validation = found.validation if data.validation is None else resolve(data.validation).train
-    return _source(found.name, found.train, validation, None if data.test is None else resolve(data.test).train)
+        return source
+    validation = source.validation if data.validation is None else resolve(data.validation).train
+    return _source(source.name, source.train, validation, None if data.test is None else resolve(data.test).train)
 
 
 def _source(

@@ -56,8 +56,8 @@ class TextSource:
 
     def characters(self) -> int:
         """Return the number of characters. Raises ``UserError`` for bytes that are not UTF-8."""
-        found = self._measured()[1]
-        return sum(map(len, self.blocks())) if found is None else found  # reading the blocks raises the error
+        count = self._measured()[1]
+        return sum(map(len, self.blocks())) if count is None else count  # reading the blocks raises the error
 
     def _measured(self) -> tuple[str, int | None]:
         """Compute (SHA-256 of the unpacked bytes, number of characters or None if they are not UTF-8) in one pass."""

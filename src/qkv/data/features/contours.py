@@ -33,7 +33,7 @@ def trace(field: np.ndarray, level: float = 0.5) -> Contours:
     following: dict[tuple[int, int, int], tuple[int, int, int]] = {}
     for i, j in np.argwhere((total > 0) & (total < 4)):
         following.update(_segments(padded, level, int(i), int(j)))
-    found: Contours = []
+    contours: Contours = []
     while following:
         first, edge = following.popitem()
         edges = [first]
@@ -41,9 +41,9 @@ def trace(field: np.ndarray, level: float = 0.5) -> Contours:
             edges.append(edge)
             edge = following.pop(edge)
         points = np.array([_crossing(padded, level, *each) for each in edges]) - 1  # without the border
-        found.append(points[np.any(points != np.roll(points, 1, 0), 1)])
-    kept = [points for points in found if len(points) >= LEAST]
-    return sorted(kept, key=lambda points: -length(points))
+        contours.append(points[np.any(points != np.roll(points, 1, 0), 1)])
+    candidates = [points for points in contours if len(points) >= LEAST]
+    return sorted(candidates, key=lambda points: -length(points))
 
 
 def _segments(
@@ -116,7 +116,7 @@ def _uniform(contours: Sequence[np.ndarray], count: int) -> Contours:
     """
     lengths = np.array([length(points) for points in contours])
     shared = zip(contours, lengths, _shared(count, lengths), strict=True)
-    return [_along(points, np.arange(own) / own * total) for points, total, own in shared]
+    return [_along(points, np.arange(number) / number * total) for points, total, number in shared]
 
 
 def _curved(contours: Sequence[np.ndarray], count: int) -> Contours:
@@ -180,8 +180,8 @@ def _along(points: np.ndarray, places: np.ndarray) -> np.ndarray:
 def _shared(count: int, shares: np.ndarray) -> list[int]:
     """Split ``count`` in proportion to ``shares``, at least ``LEAST`` each (largest remainders)."""
     free = count - LEAST * len(shares)
-    wanted = np.maximum(count * shares / shares.sum() - LEAST, 0)
-    exact = wanted * free / max(wanted.sum(), 1e-12)
+    target = np.maximum(count * shares / shares.sum() - LEAST, 0)
+    exact = target * free / max(target.sum(), 1e-12)
     whole = np.floor(exact).astype(int)
     for i in np.argsort(whole - exact)[: free - int(whole.sum())]:
         whole[i] += 1

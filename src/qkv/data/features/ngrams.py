@@ -65,14 +65,14 @@ def ngrams_of(part: Ngrams, texts: Sequence[str]) -> Bag:
     hashed together with the index of the text. Words that occur in all texts are added as further features.
     """
     read = [words_of(text) for text in texts]
-    found: list[np.ndarray] = []
+    grams: list[np.ndarray] = []
     for mark, words in enumerate(read):
-        found += _word_ngrams(words, mark, part)
-        found += [_character_ids(word, mark, part.least, part.characters, part.buckets) for word in words]
+        grams += _word_ngrams(words, mark, part)
+        grams += [_character_ids(word, mark, part.least, part.characters, part.buckets) for word in words]
     if len(read) > 1 and part.words:
         shared = set(read[0]).intersection(*read[1:])
-        found += _word_ngrams(sorted(shared), len(read), part)[:1]
-    ids, counts = np.unique(np.concatenate([_NONE, *found]), return_counts=True)
+        grams += _word_ngrams(sorted(shared), len(read), part)[:1]
+    ids, counts = np.unique(np.concatenate([_NONE, *grams]), return_counts=True)
     return Bag(ids, counts.astype(np.float32))
 
 
@@ -85,12 +85,12 @@ def _word_ngrams(words: Sequence[str], mark: int, part: Ngrams) -> list[np.ndarr
     """Hash the n-grams of 1 to ``part.words`` adjacent words to ids; h(w_1 … w_n) = h(w_1 … w_{n-1}) · factor +
     h(w_n).
     """
-    own = np.array([crc32(_bytes(word)) for word in words], np.uint64)
-    hashes, found = np.full(len(words) + 1, mark * _MARK, np.uint64), []
+    hashes_of_words = np.array([crc32(_bytes(word)) for word in words], np.uint64)
+    hashes, grams = np.full(len(words) + 1, mark * _MARK, np.uint64), []
     for size in range(1, min(part.words, len(words)) + 1):
-        hashes = hashes[:-1] * _FACTOR + own[size - 1 :]
-        found.append(((hashes ^ (hashes >> np.uint64(32))) % np.uint64(part.buckets)).astype(np.int64))
-    return found
+        hashes = hashes[:-1] * _FACTOR + hashes_of_words[size - 1 :]
+        grams.append(((hashes ^ (hashes >> np.uint64(32))) % np.uint64(part.buckets)).astype(np.int64))
+    return grams
 
 
 @lru_cache(maxsize=1 << 18)

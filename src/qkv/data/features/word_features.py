@@ -61,9 +61,9 @@ def own_features(word: str, part: WordFeatures) -> Iterator[str]:
     if part.longest:
         yield from (f"ngram {ngram}" for ngram in character_ngrams(lower, part.shortest, part.longest))
     if part.shape:
-        found = shape(word)
-        yield f"shape {found}"
-        yield f"case {''.join(symbol for symbol, _ in groupby(found))}"
+        form = shape(word)
+        yield f"shape {form}"
+        yield f"case {''.join(symbol for symbol, _ in groupby(form))}"
 
 
 def _beside(words: Sequence[str], place: int, part: WordFeatures) -> Iterator[str]:
@@ -95,7 +95,7 @@ def hashed_words(part: WordFeatures) -> Hashed:
     """
 
     @lru_cache(_CACHED)
-    def own(word: str) -> np.ndarray:
+    def features_of_word(word: str) -> np.ndarray:
         return _buckets(own_features(word, part))
 
     @lru_cache(_CACHED)
@@ -107,12 +107,14 @@ def hashed_words(part: WordFeatures) -> Hashed:
 
     def of(words: Sequence[str]) -> np.ndarray:
         rows = [
-            np.concatenate((own(word), *(beside(_at(words, i + offset), offset) for offset in _offsets(part))))
+            np.concatenate(
+                (features_of_word(word), *(beside(_at(words, i + offset), offset) for offset in _offsets(part)))
+            )
             for i, word in enumerate(words)
         ]
-        found = np.full((len(rows), max(map(len, rows), default=1)), PADDING, np.int32)
+        table = np.full((len(rows), max(map(len, rows), default=1)), PADDING, np.int32)
         for place, row in enumerate(rows):
-            found[place, : len(row)] = row
-        return found
+            table[place, : len(row)] = row
+        return table
 
     return of

@@ -41,7 +41,7 @@ def kept(
     try:
         with _clear_errors(place):
             files.make_folder(place)
-            names = {split: files.write(given, split, place, running) for split, given in splits.items()}
+            names = {split: files.write(value, split, place, running) for split, value in splits.items()}
             home = folder_of(next(name for name in names.values() if name in files.partial))
             files.make_folder(home / spec.FOLDER)
             sources = {split: files.finish(name, home / spec.FOLDER) for split, name in names.items()}
@@ -67,14 +67,14 @@ class _Files:
         self._made += reversed([folder for folder in (path, *path.parents) if not folder.exists()])
         path.mkdir(parents=True, exist_ok=True)
 
-    def write(self, given: Any, split: str, place: Path, running: bool) -> str:
-        """Write one split under a temporary name; return its final name, or ``given`` if it names a file."""
-        if not is_given(given):
-            return str(given)
+    def write(self, data: Any, split: str, place: Path, running: bool) -> str:
+        """Write one split under a temporary name; return its final name, or ``data`` if it names a file."""
+        if not is_given(data):
+            return str(data)
         partial = place / f".{secrets.token_hex(8)}"
         self._made.append(partial)
         what = "data" if split == "train" else split
-        rows, digest = rows_of(given, what), hashlib.sha256()
+        rows, digest = rows_of(data, what), hashlib.sha256()
         with partial.open("xb") as file:
             for block in _text(rows, what) if running else _lines(rows):
                 digest.update(block)
@@ -119,9 +119,9 @@ def _clear_errors(place: Path) -> Iterator[None]:
         ) from None
 
 
-def _lines(given: Given) -> Iterator[bytes]:
+def _lines(table: Given) -> Iterator[bytes]:
     """Yield the rows as JSON objects, one per line."""
-    for row in given.rows:
+    for row in table.rows:
         text = json.dumps(row, ensure_ascii=False)
         try:
             yield text.encode() + b"\n"
@@ -129,19 +129,19 @@ def _lines(given: Given) -> Iterator[bytes]:
             yield json.dumps(row).encode() + b"\n"
 
 
-def _text(given: Given, what: str) -> Iterator[bytes]:
+def _text(table: Given, what: str) -> Iterator[bytes]:
     """Yield the texts one after the other, each on a new line; a text of several lines ends with an empty line.
 
     Raises ``UserError`` for a missing text, for values that are not texts, and for more than one column.
     """
-    if len(given.columns) != 1:
+    if len(table.columns) != 1:
         raise UserError(
-            f"{what} has the columns {', '.join(given.columns)}; a running text has one column: name the task, such as "
+            f"{what} has the columns {', '.join(table.columns)}; a running text has one column: name the task, such as "
             "task='classify', or give the texts alone"
         )
-    (column,) = given.columns
+    (column,) = table.columns
     between = ""
-    for number, row in enumerate(given.rows):
+    for number, row in enumerate(table.rows):
         text = row.get(column)
         if not isinstance(text, str):
             raise UserError(f"{what}: row {number} (counted from 0) is not a text; remove it")

@@ -52,18 +52,18 @@ def splits_of(value: Any, what: str = "data") -> dict[str, Any]:
     """
     if not isinstance(value, Mapping) or not are_splits(value):
         return {"train": value}
-    found: dict[str, Any] = {}
+    splits: dict[str, Any] = {}
     for name, part in value.items():
         split = SPLITS.get(str(name))
-        if split is None or split in found:
+        if split is None or split in splits:
             raise UserError(
-                f"{what}: there is no split {str(name)!r}{' beside ' if found else ''}{', '.join(found)}; "
+                f"{what}: there is no split {str(name)!r}{' beside ' if splits else ''}{', '.join(splits)}; "
                 "give train, validation and test, each at most once"
             )
-        found[split] = part
-    if "train" not in found:
-        raise UserError(f"{what} has the splits {', '.join(found)}, but none called train")
-    return found
+        splits[split] = part
+    if "train" not in splits:
+        raise UserError(f"{what} has the splits {', '.join(splits)}, but none called train")
+    return splits
 
 
 def are_splits(value: Mapping[Any, Any]) -> bool:
@@ -156,12 +156,12 @@ def _listed(column: Any) -> list[Any]:
 
 
 def _unique(names: Iterable[Any], what: str) -> list[Any]:
-    found = list(names)
-    seen = [str(name) for name in found]
+    keys = list(names)
+    seen = [str(name) for name in keys]
     twice = next((name for name in seen if seen.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"{what} has two columns {twice!r}; give each column its own name")
-    return found
+    return keys
 
 
 def _of_columns(columns: Mapping[Any, Any], what: str) -> Given:
@@ -190,9 +190,9 @@ def _of_items(items: Iterator[Any], what: str) -> Given:
         raise UserError(f"{what} is empty; give {ALLOWED}")
     items = itertools.chain([first], items)
     if isinstance(first, Mapping):
-        known = list(items)
-        names = dict.fromkeys(str(name) for row in known if isinstance(row, Mapping) for name in row)
-        return Given(tuple(names), _plain(_mappings(known, what), what))
+        rows = list(items)
+        names = dict.fromkeys(str(name) for row in rows if isinstance(row, Mapping) for name in row)
+        return Given(tuple(names), _plain(_mappings(rows, what), what))
     if isinstance(first, str) or is_missing(first):
         return Given((TEXT,), ({TEXT: text} for text in _texts(items, what)), texts=True)
     raise UserError(f"{what}: row 0 is {sort(first)}, not a text or a dict; give {ALLOWED}")
@@ -214,22 +214,22 @@ def _texts(items: Iterable[Any], what: str) -> Iterator[str | None]:
 
 def _plain(rows: Iterable[Mapping[str, Any]], what: str) -> Iterator[dict[str, Any]]:
     for number, row in enumerate(rows):
-        found: dict[str, Any] = {}
+        cells: dict[str, Any] = {}
         for name, value in row.items():
             try:
-                found[name] = plain(value)
+                cells[name] = plain(value)
             except TypeError as error:
                 raise UserError(
                     f"{what}: column {name!r} of row {number} (counted from 0) holds {error}, which is not a text, "
                     "number or list; remove the column"
                 ) from None
-        yield found
+        yield cells
 
 
 def _of_dataset(data: Any, what: str) -> Given:
     """Return the rows of a ``datasets`` object. Classes stored as numbers (``ClassLabel``) become their names."""
     names = tuple(data.column_names or (data.features or {}))
-    decode = {name: found for name in names if (found := _decoder((data.features or {}).get(name))) is not None}
+    decode = {name: decoder for name in names if (decoder := _decoder((data.features or {}).get(name))) is not None}
     if not names:
         return _of_items(iter(data), what)
 

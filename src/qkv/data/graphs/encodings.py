@@ -20,12 +20,12 @@ def adjacency(edges: np.ndarray, nodes: int, directed: bool) -> Any:
     """
     from scipy.sparse import csr_matrix
 
-    kept = edges[edges[:, 0] != edges[:, 1]]
-    ones = np.ones(len(kept), np.float64)
-    found = csr_matrix((ones, (kept[:, 0], kept[:, 1])), shape=(nodes, nodes))
-    found = found if directed else found + found.T
-    found.data[:] = 1.0
-    return found
+    pairs = edges[edges[:, 0] != edges[:, 1]]
+    ones = np.ones(len(pairs), np.float64)
+    matrix = csr_matrix((ones, (pairs[:, 0], pairs[:, 1])), shape=(nodes, nodes))
+    matrix = matrix if directed else matrix + matrix.T
+    matrix.data[:] = 1.0
+    return matrix
 
 
 def laplacian(a: Any, count: int) -> np.ndarray:
@@ -50,8 +50,8 @@ def magnetic(a: Any, count: int, potential: float) -> np.ndarray:
     pairs = turned.tocoo()
     phases = np.asarray(difference[pairs.row, pairs.col]).ravel()
     pairs.data = pairs.data * np.exp(2j * np.pi * potential * phases)
-    found = _lowest(_symmetric(pairs.tocsr(), _inverse_root(s)), count)
-    return np.concatenate((np.real(found), np.imag(found)), 1)
+    vectors = _lowest(_symmetric(pairs.tocsr(), _inverse_root(s)), count)
+    return np.concatenate((np.real(vectors), np.imag(vectors)), 1)
 
 
 def _inverse_root(a: Any) -> np.ndarray:
@@ -95,15 +95,15 @@ def _steps(a: Any) -> Any:
 def returns(a: Any, steps: int) -> np.ndarray:
     """Compute the probabilities (n, steps) that a random walk is back at its start after 1, …, ``steps`` steps."""
     step, n = _steps(a).T.tocsr(), a.shape[0]
-    found = np.empty((n, steps))
+    probabilities = np.empty((n, steps))
     for begin in range(0, n, _AT_ONCE):
-        own = np.arange(begin, min(n, begin + _AT_ONCE))
-        at = np.zeros((n, len(own)))
-        at[own, np.arange(len(own))] = 1.0
+        nodes = np.arange(begin, min(n, begin + _AT_ONCE))
+        at = np.zeros((n, len(nodes)))
+        at[nodes, np.arange(len(nodes))] = 1.0
         for i in range(steps):
             at = step @ at
-            found[own, i] = at[own, np.arange(len(own))]
-    return found
+            probabilities[nodes, i] = at[nodes, np.arange(len(nodes))]
+    return probabilities
 
 
 def visits(a: Any, steps: int) -> np.ndarray:
@@ -114,11 +114,11 @@ def visits(a: Any, steps: int) -> np.ndarray:
     """
     step = _steps(a)
     stuck = np.asarray(step.sum(1)).ravel() == 0
-    at, found = np.ones(a.shape[0]), []
+    at, counts = np.ones(a.shape[0]), []
     for _ in range(steps):
         at = step.T @ at + at * stuck
-        found.append(at)
-    return np.stack(found, 1)
+        counts.append(at)
+    return np.stack(counts, 1)
 
 
 def degrees(a: Any, most: int) -> np.ndarray:
@@ -168,5 +168,5 @@ def distances(a: Any, most: int) -> np.ndarray:
     """
     from scipy.sparse.csgraph import shortest_path
 
-    found = shortest_path(a.T, unweighted=True, directed=True)
-    return np.where(np.isinf(found), -1, np.minimum(found, most)).astype(np.int16)
+    lengths = shortest_path(a.T, unweighted=True, directed=True)
+    return np.where(np.isinf(lengths), -1, np.minimum(lengths, most)).astype(np.int16)

@@ -33,21 +33,21 @@ class Neighbourhoods:
         self.into, self.out = (np.bincount(edges[end], minlength=nodes) for end in (1, 0))
         self._begins = np.concatenate(([0], np.cumsum(self.into)))
 
-    def around(self, asked: np.ndarray, fanouts: tuple[int, ...], draw: np.random.Generator | None = None) -> Sample:
-        """Sample the neighbours of the nodes ``asked``, in as many hops as ``fanouts`` has entries.
+    def around(self, centres: np.ndarray, fanouts: tuple[int, ...], draw: np.random.Generator | None = None) -> Sample:
+        """Sample the neighbours of the nodes ``centres``, in as many hops as ``fanouts`` has entries.
 
         Hop i uses at most ``fanouts[i]`` random edges into each node. Without ``draw``, it uses all edges.
         """
-        expanded, frontier = np.zeros(self.nodes, bool), np.unique(asked)
-        found = [(np.zeros(0, np.int64),) * 2]
+        expanded, frontier = np.zeros(self.nodes, bool), np.unique(centres)
+        edges = [(np.zeros(0, np.int64),) * 2]
         for most in fanouts:
-            own = self._edges(frontier, ALL if draw is None else most, draw)
+            hop = self._edges(frontier, ALL if draw is None else most, draw)
             expanded[frontier] = True
-            found.append(own)
-            reached = np.unique(own[0])
+            edges.append(hop)
+            reached = np.unique(hop[0])
             frontier = reached[~expanded[reached]]
-        sources, targets = (np.concatenate(side) for side in zip(*found, strict=True))
-        nodes = np.unique(np.concatenate((asked, sources)))
+        sources, targets = (np.concatenate(side) for side in zip(*edges, strict=True))
+        nodes = np.unique(np.concatenate((centres, sources)))
         factors = self.into[targets] / np.bincount(targets, minlength=self.nodes)[targets]
         return Sample(nodes, np.stack([np.searchsorted(nodes, side) for side in (sources, targets)]), factors)
 
@@ -59,6 +59,6 @@ class Neighbourhoods:
         places = np.repeat(self._begins[nodes], counts) + rank
         if draw is not None and most != ALL:
             order = np.lexsort((draw.random(len(targets)), np.repeat(np.arange(len(nodes)), counts)))
-            kept = np.sort(order[rank < most])
-            targets, places = targets[kept], places[kept]
+            indices = np.sort(order[rank < most])
+            targets, places = targets[indices], places[indices]
         return self._sources[places], targets

@@ -51,11 +51,11 @@ def read_edge_file(
     source, target = _ends(table, columns)
     rows = [row.values for row in table.rows if isinstance(row, Row)]
     names = dict.fromkeys(_cell(row, column) for row in rows for column in (source, target))
-    found = tuple(name for name in names if name)
-    if not found:
+    node_names = tuple(name for name in names if name)
+    if not node_names:
         raise UserError(f"{table.name} has no edge")
-    pairs, notes = _pairs(table, {name: i for i, name in enumerate(found)}, columns, bad_rows)
-    return found, pairs, notes
+    pairs, notes = _pairs(table, {name: i for i, name in enumerate(node_names)}, columns, bad_rows)
+    return node_names, pairs, notes
 
 
 def read_node_files(
@@ -76,14 +76,14 @@ def read_node_files(
     names = tuple(_cell(row, node) for row in rows)
     _check_names(names, table, node)
     notes = _skipped(table)
-    features, told = _features(rows, [name for name in table.columns if name not in (node, label, split)])
+    features, feature_notes = _features(rows, [name for name in table.columns if name not in (node, label, split)])
     pairs, more = _pairs(_table(edges), {name: i for i, name in enumerate(names)}, columns, bad_rows)
     graph: dict[str, Any] = {"num_nodes": len(names), "edges": pairs}
     if features is not None:
         graph["features"] = features
     labels = tuple((_cell(row, label) if label else None) or None for row in rows)
     parts = tuple(_cell(row, split) if split else "" for row in rows)
-    return NodeFiles(graph, names, labels, parts, (*notes, *told, *more))
+    return NodeFiles(graph, names, labels, parts, (*notes, *feature_notes, *more))
 
 
 def _table(text: TextSource) -> Table:
@@ -101,18 +101,18 @@ def _column(table: Table, role: str, columns: Mapping[str, str], default: str | 
 
     Raises ``UserError`` if no column is found and ``default`` is None.
     """
-    given = columns.get(role)
-    if given is not None:
-        if given not in table.columns:
-            sentence = f"data.columns: {table.name} has no column {given!r}"
-            raise UserError(f"{sentence}; {nearest(given, table.columns)}")
-        return given
+    setting = columns.get(role)
+    if setting is not None:
+        if setting not in table.columns:
+            sentence = f"data.columns: {table.name} has no column {setting!r}"
+            raise UserError(f"{sentence}; {nearest(setting, table.columns)}")
+        return setting
     names = {**_NAMES, **_ENDS}[role]
-    found = next((column for name in names for column in table.columns if column.strip().lower() == name), default)
-    if found is None:
+    match = next((column for name in names for column in table.columns if column.strip().lower() == name), default)
+    if match is None:
         sentence = f"{table.name} has no column {role!r}; its columns are {', '.join(table.columns)}"
         raise UserError(f"{sentence}; set data.columns.{role} to one of them")
-    return found
+    return match
 
 
 def _check_names(names: Sequence[str], table: Table, column: str) -> None:
@@ -136,25 +136,25 @@ def _skipped(table: Table) -> list[str]:
 
 def _features(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> tuple[np.ndarray | None, list[str]]:
     """Return (feature matrix (nodes, F), or None if no column is a feature; notes for the user on each column)."""
-    found, notes = list[np.ndarray](), list[str]()
+    parts, notes = list[np.ndarray](), list[str]()
     for column in columns:
         cells = [_cell(row, column) for row in rows]
         form = number_form(cells)
         numbers = [form.read(cell) for cell in cells if cell]
         if numbers and all(math.isfinite(number) for number in numbers):
             mean = sum(numbers) / len(numbers)
-            found.append(np.array([form.read(cell) if cell else mean for cell in cells])[:, None])
+            parts.append(np.array([form.read(cell) if cell else mean for cell in cells])[:, None])
             notes += [form.note(column)] if form.example else []
             if len(numbers) < len(cells):
                 notes.append(f"{len(cells) - len(numbers):,} nodes have no {column!r}; their mean is used")
             continue
-        known = sorted(set(cells) - {""})
-        if len(known) > _MOST_VALUES or not known:
-            reason = f"it has {len(known):,} different texts" if known else "it is empty"
+        texts = sorted(set(cells) - {""})
+        if len(texts) > _MOST_VALUES or not texts:
+            reason = f"it has {len(texts):,} different texts" if texts else "it is empty"
             notes.append(f"the column {column!r} is not read: {reason}")
             continue
-        found.append(np.array([[cell == value for value in known] for cell in cells], np.float64))
-    return (np.concatenate(found, 1) if found else None), notes
+        parts.append(np.array([[cell == value for value in texts] for cell in cells], np.float64))
+    return (np.concatenate(parts, 1) if parts else None), notes
 
 
 def _ends(table: Table, columns: Mapping[str, str]) -> tuple[str, str]:
@@ -170,16 +170,16 @@ def _pairs(
 ) -> tuple[np.ndarray, list[str]]:
     """Return (edges (E, 2), sentences on the skipped edges)."""
     source, target = _ends(table, columns)
-    found, bad = list[tuple[int, int]](), list[str]()
+    edges, bad = list[tuple[int, int]](), list[str]()
     for row in table.rows:
         ends = [_cell(row.values, column) for column in (source, target)] if isinstance(row, Row) else []
         unknown = next((end for end in ends if end not in place), None)
         if isinstance(row, BadRow) or unknown is not None:
             bad.append(f"line {row.line}: {row.reason if isinstance(row, BadRow) else f'{unknown!r} is not a node'}")
         else:
-            found.append((place[ends[0]], place[ends[1]]))
+            edges.append((place[ends[0]], place[ends[1]]))
     some = "; ".join(bad[:_SHOWN]) + (f"; and {len(bad) - _SHOWN:,} more" if len(bad) > _SHOWN else "")
-    what = f"{len(bad):,} of {len(bad) + len(found):,} edges of {table.name}"
-    if len(bad) > len(found) or (bad and bad_rows == "refuse"):
+    what = f"{len(bad):,} of {len(bad) + len(edges):,} edges of {table.name}"
+    if len(bad) > len(edges) or (bad and bad_rows == "refuse"):
         raise UserError(f"{what} cannot be used: {some}; correct them, or name other columns in data.columns")
-    return np.array(found, np.int64).reshape(-1, 2), [f"{what} were skipped: {some}"] if bad else []
+    return np.array(edges, np.int64).reshape(-1, 2), [f"{what} were skipped: {some}"] if bad else []

@@ -56,8 +56,8 @@ def open_nodes(data: spec.Data, fold: int = 0) -> NodeTable:
     ``fold``: index of the split, if the data has several. Without a validation split, a fraction
     ``validation_fraction`` of the training nodes of each label is held out. Raises ``UserError``.
     """
-    found = _read(data.source, data, fold)
-    return replace(found, splits=_completed(found, data.validation_fraction))
+    table = _read(data.source, data, fold)
+    return replace(table, splits=_completed(table, data.validation_fraction))
 
 
 @read_once(identity_of_data)
@@ -106,20 +106,20 @@ def _file(source: str) -> TextSource:
 
 
 def _of_files(source: str, nodes: TextSource, edges: TextSource, data: spec.Data, labelled: bool) -> NodeTable:
-    found = read_node_files(nodes, edges, data.columns, data.bad_rows, labelled)
+    files = read_node_files(nodes, edges, data.columns, data.bad_rows, labelled)
     digest = hashlib.sha256(f"{nodes.digest()} {edges.digest()} {sorted(data.columns.items())}".encode()).hexdigest()
     splits: dict[str, list[int]] = {}
-    for node, name in enumerate(found.parts):
+    for node, name in enumerate(files.parts):
         split = next((split for split, names in _SPLITS.items() if name.lower() in names), None)
         if name and split is None:
-            known = ", ".join(name for names in _SPLITS.values() for name in names)
+            allowed = ", ".join(name for names in _SPLITS.values() for name in names)
             raise UserError(
-                f"{nodes.name}: the node {found.names[node]!r} is in the split {name!r}; give one of {known}"
+                f"{nodes.name}: the node {files.names[node]!r} is in the split {name!r}; give one of {allowed}"
             )
         if split is not None:
             splits.setdefault(split, []).append(node)
     arrays = {split: np.array(numbers) for split, numbers in splits.items()}
-    return NodeTable(source, found.graph, found.names, found.labels, arrays, digest, found.notes)
+    return NodeTable(source, files.graph, files.names, files.labels, arrays, digest, files.notes)
 
 
 def read_npz(text: TextSource, name: str, fold: int = 0, labelled: bool = True) -> NodeTable:
@@ -141,29 +141,29 @@ def read_npz(text: TextSource, name: str, fold: int = 0, labelled: bool = True) 
         raise UserError(f"{text.name}: labels are not one whole number per node; name the classes in label_names")
     names = arrays.get("label_names")
     classes: Callable[[int], str] = str if names is None else lambda i: str(names[i])
-    given = tuple(classes(int(label)) if label >= 0 else None for label in labels)
+    named_labels = tuple(classes(int(label)) if label >= 0 else None for label in labels)
     edges = needed(arrays, "edges", text.name)
     graph = {"num_nodes": len(labels), "edges": edges, **feature_mapping(arrays, text.name)}
     digest = hashlib.sha256(f"{text.digest()} {fold}".encode()).hexdigest()
     splits = _splits(arrays, len(labels), fold, text.name)
-    return NodeTable(name, graph, tuple(map(str, range(len(labels)))), given, splits, digest)
+    return NodeTable(name, graph, tuple(map(str, range(len(labels)))), named_labels, splits, digest)
 
 
 def _splits(arrays: Mapping[str, np.ndarray], count: int, fold: int, name: str) -> dict[str, np.ndarray]:
-    found: dict[str, np.ndarray] = {}
+    splits: dict[str, np.ndarray] = {}
     for split, names in _SPLITS.items():
         for part in names:
             index, masks = arrays.get(f"{part}_index"), arrays.get(f"{part}_masks")
             if index is not None:
-                found[split] = index.astype(np.int64)
+                splits[split] = index.astype(np.int64)
             elif masks is not None:
                 masks = np.atleast_2d(masks)
                 if fold >= len(masks):
                     raise UserError(f"task.fold: {fold} given, and {name} has the folds 0 to {len(masks) - 1}")
-                found[split] = np.flatnonzero(masks[fold])
-        if split in found and len(found[split]) and not 0 <= found[split].min() <= found[split].max() < count:
+                splits[split] = np.flatnonzero(masks[fold])
+        if split in splits and len(splits[split]) and not 0 <= splits[split].min() <= splits[split].max() < count:
             raise UserError(f"{name}: the split {split} has a node outside of 0 to {count - 1}")
-    return found
+    return splits
 
 
 def _completed(table: NodeTable, fraction: float) -> dict[str, np.ndarray]:
@@ -171,11 +171,11 @@ def _completed(table: NodeTable, fraction: float) -> dict[str, np.ndarray]:
 
     If the data has no validation split, a fraction of the training nodes of each label is held out for it.
     """
-    known = np.array([label is not None for label in table.labels])
-    splits = {split: np.unique(nodes[known[nodes]]) for split, nodes in table.splits.items()}
+    labelled = np.array([label is not None for label in table.labels])
+    splits = {split: np.unique(nodes[labelled[nodes]]) for split, nodes in table.splits.items()}
     if TRAIN not in splits:
-        taken = np.concatenate([np.zeros(0, np.int64), *splits.values()])
-        splits[TRAIN] = np.setdiff1d(np.flatnonzero(known), taken)
+        split_nodes = np.concatenate([np.zeros(0, np.int64), *splits.values()])
+        splits[TRAIN] = np.setdiff1d(np.flatnonzero(labelled), split_nodes)
     if VALIDATION not in splits:
         splits[VALIDATION] = _held_out(splits[TRAIN], table.labels, fraction)
         splits[TRAIN] = np.setdiff1d(splits[TRAIN], splits[VALIDATION])
@@ -194,5 +194,5 @@ def _held_out(nodes: np.ndarray, labels: Sequence[str | None], fraction: float) 
     groups: dict[str | None, list[int]] = {}
     for node in order.tolist():
         groups.setdefault(labels[node], []).append(node)
-    held = [node for group in groups.values() for node in group[: round(fraction * len(group))]]
-    return np.sort(np.array(held or order[:1].tolist(), np.int64))
+    validation = [node for group in groups.values() for node in group[: round(fraction * len(group))]]
+    return np.sort(np.array(validation or order[:1].tolist(), np.int64))

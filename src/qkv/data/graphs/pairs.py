@@ -17,8 +17,8 @@ _ALL = 2_000
 
 def undirected(edges: np.ndarray) -> np.ndarray:
     """Return the different pairs (P, 2) of the edges (E, 2) without self-loops, sorted."""
-    kept = edges[edges[:, 0] != edges[:, 1]]
-    return np.unique(np.sort(kept, 1), axis=0).reshape(-1, 2)
+    pairs = edges[edges[:, 0] != edges[:, 1]]
+    return np.unique(np.sort(pairs, 1), axis=0).reshape(-1, 2)
 
 
 def codes(pairs: np.ndarray, nodes: int) -> np.ndarray:
@@ -26,20 +26,20 @@ def codes(pairs: np.ndarray, nodes: int) -> np.ndarray:
     return pairs[:, 0].astype(np.int64) * nodes + pairs[:, 1]
 
 
-def without_edge(known: np.ndarray, nodes: int, count: int, draw: np.random.Generator) -> np.ndarray:
-    """Draw at most ``count`` different random pairs (P, 2) without an edge; ``known``: sorted codes of the edges."""
-    found = np.zeros(0, np.int64)
+def without_edge(edges: np.ndarray, nodes: int, count: int, draw: np.random.Generator) -> np.ndarray:
+    """Draw at most ``count`` different random pairs (P, 2) without an edge; ``edges``: sorted codes of the edges."""
+    drawn_codes = np.zeros(0, np.int64)
     for _ in range(_ROUNDS):
         ends = np.sort(draw.integers(nodes, size=(2 * count + 8, 2)), 1)
         drawn = codes(ends[ends[:, 0] != ends[:, 1]], nodes)
-        found = np.concatenate((found, drawn[~np.isin(drawn, known)]))
-        found = found[np.sort(np.unique(found, return_index=True)[1])][:count]
-        if len(found) == count:
+        drawn_codes = np.concatenate((drawn_codes, drawn[~np.isin(drawn, edges)]))
+        drawn_codes = drawn_codes[np.sort(np.unique(drawn_codes, return_index=True)[1])][:count]
+        if len(drawn_codes) == count:
             break
-    if len(found) < count and nodes <= _ALL:
+    if len(drawn_codes) < count and nodes <= _ALL:
         every = codes(np.stack(np.triu_indices(nodes, 1), 1), nodes)
-        found = draw.permutation(every[~np.isin(every, known)])[:count]
-    return np.stack((found // nodes, found % nodes), 1)
+        drawn_codes = draw.permutation(every[~np.isin(every, edges)])[:count]
+    return np.stack((drawn_codes // nodes, drawn_codes % nodes), 1)
 
 
 def parts_of(pairs: np.ndarray, shares: dict[str, float], rest: str) -> dict[str, np.ndarray]:
@@ -48,11 +48,11 @@ def parts_of(pairs: np.ndarray, shares: dict[str, float], rest: str) -> dict[str
     ``shares``: fraction of each split, which gets at least one pair; the split ``rest`` gets the other pairs. A fixed
     seed makes the result the same in every run.
     """
-    order, found, begin = np.random.default_rng(0).permutation(len(pairs)), dict[str, np.ndarray](), 0
+    order, parts, begin = np.random.default_rng(0).permutation(len(pairs)), dict[str, np.ndarray](), 0
     for name, share in shares.items():
         end = begin + max(1, round(share * len(pairs)))
-        found[name], begin = pairs[np.sort(order[begin:end])], end
-    return {rest: pairs[np.sort(order[begin:])], **found}
+        parts[name], begin = pairs[np.sort(order[begin:end])], end
+    return {rest: pairs[np.sort(order[begin:])], **parts}
 
 
 def pair_features(a: Any, columns: Any, pairs: np.ndarray) -> np.ndarray:

@@ -35,11 +35,11 @@ def read_graph(value: Any) -> RawGraph:
     graph of networkx; and an object with ``edge_index``, such as a graph of torch_geometric. Raises ``Unusable`` with a
     reason.
     """
-    given = mapping_of(value)
-    if given is None:
+    fields = mapping_of(value)
+    if fields is None:
         raise Unusable(f"the graph is a {type(value).__name__}, not a mapping with num_nodes and edges")
-    edges, features, tags = _edges(given), _features(_first(given, FEATURES)), _tags(_first(given, TAGS))
-    count = _count(given.get("num_nodes"), edges, features, tags)
+    edges, features, tags = _edges(fields), _features(_first(fields, FEATURES)), _tags(_first(fields, TAGS))
+    count = _count(fields.get("num_nodes"), edges, features, tags)
     sizes = {"features": count if features is None else features.shape[0], "tags": count if tags is None else len(tags)}
     for name, size in sizes.items():
         if size != count:
@@ -63,22 +63,22 @@ def mapping_of(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def _first(given: Mapping[str, Any], names: Sequence[str]) -> Any:
-    return next((given[name] for name in names if given.get(name) is not None), None)
+def _first(fields: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((fields[name] for name in names if fields.get(name) is not None), None)
 
 
 def _of_networkx(graph: Any) -> dict[str, Any]:
     """Convert a graph of networkx to a mapping; its nodes are numbered in their order."""
     place = {node: i for i, node in enumerate(graph.nodes)}
-    found: dict[str, Any] = {"num_nodes": len(place), "edges": [(place[e[0]], place[e[1]]) for e in graph.edges]}
+    fields: dict[str, Any] = {"num_nodes": len(place), "edges": [(place[e[0]], place[e[1]]) for e in graph.edges]}
     about = [data for _, data in graph.nodes(data=True)]
     for name, names in (("features", FEATURES), ("tags", TAGS)):
         columns = [_first(data, names) for data in about]
         if any(column is not None for column in columns):
             if any(column is None for column in columns):
                 raise Unusable(f"some nodes have {name} and others have none")
-            found[name] = columns
-    return found
+            fields[name] = columns
+    return fields
 
 
 def _array(value: Any, name: str, kinds: str) -> np.ndarray:
@@ -86,28 +86,28 @@ def _array(value: Any, name: str, kinds: str) -> np.ndarray:
     if hasattr(value, "detach"):
         value = value.detach().cpu()
     try:
-        found = np.asarray(value)
+        array = np.asarray(value)
     except (ValueError, TypeError, OverflowError):
         raise Unusable(f"{name} are not rows of equally many numbers") from None
-    if found.size and found.dtype.kind not in kinds:
+    if array.size and array.dtype.kind not in kinds:
         raise Unusable(f"{name} are not {'numbers' if 'f' in kinds else 'whole numbers'}")
-    return found
+    return array
 
 
-def _edges(given: Mapping[str, Any]) -> np.ndarray:
-    if given.get("edge_index") is not None:
-        found = _array(given["edge_index"], "edges", "iu")
-        if found.ndim != 2 or found.shape[0] != 2:
+def _edges(fields: Mapping[str, Any]) -> np.ndarray:
+    if fields.get("edge_index") is not None:
+        array = _array(fields["edge_index"], "edges", "iu")
+        if array.ndim != 2 or array.shape[0] != 2:
             raise Unusable("edge_index is not a source and a target per edge, (2, edges)")
-        return found.T.astype(np.int64)
-    if given.get("edges") is None:
+        return array.T.astype(np.int64)
+    if fields.get("edges") is None:
         raise Unusable("the graph has no edges; give pairs of node numbers, or an empty list")
-    found = _array(given["edges"], "edges", "iu")
-    if not found.size:
+    array = _array(fields["edges"], "edges", "iu")
+    if not array.size:
         return np.zeros((0, 2), np.int64)
-    if found.ndim != 2 or found.shape[1] != 2:
+    if array.ndim != 2 or array.shape[1] != 2:
         raise Unusable("edges are not pairs of node numbers")
-    return found.astype(np.int64)
+    return array.astype(np.int64)
 
 
 def _check_edges(edges: np.ndarray, count: int) -> None:
@@ -126,11 +126,11 @@ def _features(value: Any) -> Any:
     if isinstance(value, Mapping):
         try:
             parts = (value["values"], value["indices"], value["indptr"])
-            found = csr_matrix(parts, shape=(len(value["indptr"]) - 1, int(value["num_features"])), dtype=np.float64)
+            matrix = csr_matrix(parts, shape=(len(value["indptr"]) - 1, int(value["num_features"])), dtype=np.float64)
         except (KeyError, ValueError, TypeError, IndexError) as error:
             raise Unusable(f"sparse features need values, indices, indptr and num_features that fit: {error}") from None
     elif issparse(value):
-        found = csr_matrix(value, dtype=np.float64)
+        matrix = csr_matrix(value, dtype=np.float64)
     else:
         dense = _array(value, "features", "iufb")
         if dense.ndim != 2:
@@ -138,10 +138,10 @@ def _features(value: Any) -> Any:
         if not np.isfinite(dense.astype(np.float64)).all():
             node = int(np.flatnonzero(~np.isfinite(dense.astype(np.float64)).all(1))[0])
             raise Unusable(f"a feature of node {node} is not a finite number")
-        found = csr_matrix(dense.astype(np.float64))
-    if not np.isfinite(found.data).all() or (np.abs(found.data) > _LARGEST).any():
+        matrix = csr_matrix(dense.astype(np.float64))
+    if not np.isfinite(matrix.data).all() or (np.abs(matrix.data) > _LARGEST).any():
         raise Unusable(f"a feature is not a finite number of at most {_LARGEST:g}")
-    return found.astype(np.float32)
+    return matrix.astype(np.float32)
 
 
 def _tags(value: Any) -> tuple[str, ...] | None:
@@ -154,12 +154,12 @@ def _tags(value: Any) -> tuple[str, ...] | None:
     return tuple(str(tag) for tag in value)
 
 
-def _count(given: Any, edges: np.ndarray, features: Any, tags: Sequence[str] | None) -> int:
-    if given is None:
-        known = features.shape[0] if features is not None else len(tags) if tags is not None else None
-        given = known if known is not None else int(edges.max(initial=-1)) + 1
-    if isinstance(given, bool) or not isinstance(given, int | np.integer):
-        raise Unusable(f"num_nodes is {given!r}, not a whole number")
-    if not 0 < given <= _MOST_NODES:
-        raise Unusable("the graph has no node" if given <= 0 else f"the graph has more than {_MOST_NODES:,} nodes")
-    return int(given)
+def _count(number: Any, edges: np.ndarray, features: Any, tags: Sequence[str] | None) -> int:
+    if number is None:
+        rows = features.shape[0] if features is not None else len(tags) if tags is not None else None
+        number = rows if rows is not None else int(edges.max(initial=-1)) + 1
+    if isinstance(number, bool) or not isinstance(number, int | np.integer):
+        raise Unusable(f"num_nodes is {number!r}, not a whole number")
+    if not 0 < number <= _MOST_NODES:
+        raise Unusable("the graph has no node" if number <= 0 else f"the graph has more than {_MOST_NODES:,} nodes")
+    return int(number)

@@ -22,10 +22,10 @@ def subtrees(labels: np.ndarray, edges: np.ndarray, rounds: int, buckets: int) -
 
     labels (n), uint64; edges (2, E): sources and targets. The order of nodes and edges does not matter.
     """
-    found = [labels]
+    label_rounds = [labels]
     for _ in range(rounds):
-        found.append(refined(found[-1], edges))
-    ids, counts = np.unique(np.concatenate(found) % np.uint64(buckets), return_counts=True)
+        label_rounds.append(refined(label_rounds[-1], edges))
+    ids, counts = np.unique(np.concatenate(label_rounds) % np.uint64(buckets), return_counts=True)
     return Bag(ids.astype(np.int64), counts.astype(np.float32))
 
 
@@ -34,13 +34,13 @@ def first_labels(tags: np.ndarray | None, levels: np.ndarray | None, degrees: np
 
     A label is a hash of the tag and the levels (n, F), or of the degree if there are neither tags nor levels.
     """
-    found = np.zeros(len(degrees), np.uint64)
+    keys_of_nodes = np.zeros(len(degrees), np.uint64)
     if tags is not None:
-        found += mixed(tags)
+        keys_of_nodes += mixed(tags)
     if levels is not None:
         keys = mixed(np.arange(1, levels.shape[1] + 1))
-        found += mixed(levels.astype(np.int64).astype(np.uint64) * np.uint64(3) ^ keys).sum(1, dtype=np.uint64)
-    return mixed(found if tags is not None or levels is not None else degrees)
+        keys_of_nodes += mixed(levels.astype(np.int64).astype(np.uint64) * np.uint64(3) ^ keys).sum(1, dtype=np.uint64)
+    return mixed(keys_of_nodes if tags is not None or levels is not None else degrees)
 
 
 def levels_of(features: Any, whole: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
@@ -51,7 +51,7 @@ def levels_of(features: Any, whole: np.ndarray, mean: np.ndarray, deviation: np.
     in all graphs.
     """
     dense = features.toarray()
-    own, z = dense[:, whole], ((dense - mean) / deviation)[:, ~whole]
+    levels, z = dense[:, whole], ((dense - mean) / deviation)[:, ~whole]
     if z.shape[1] > _FEW:
         z = np.sign(z @ np.random.default_rng(0).standard_normal((z.shape[1], _DIRECTIONS)))
-    return np.concatenate((own, np.clip(np.rint(z), -_LEVELS, _LEVELS)), 1)
+    return np.concatenate((levels, np.clip(np.rint(z), -_LEVELS, _LEVELS)), 1)

@@ -33,8 +33,8 @@ def augmented(
     mixed: Mixed | None = None
     for part in parts:
         if mixed is None or not part.mixes:
-            pixels, found = implementation(part, "qkv.data.processors")(part, pixels, rng)
-            mixed = found or mixed
+            pixels, mixing = implementation(part, "qkv.data.processors")(part, pixels, rng)
+            mixed = mixing or mixed
     return pixels, mixed
 
 
@@ -51,8 +51,8 @@ def _crop(part: spec.Crop, pixels: Tensor, rng: np.random.Generator) -> tuple[Te
 def _reflected(index: Tensor, size: int) -> Tensor:
     """Map indices to 0 … size - 1 by reflection at both ends, without repeating the end points."""
     period = max(1, 2 * (size - 1))
-    found = index % period
-    return torch.minimum(found, period - found).clamp_max(size - 1)
+    place = index % period
+    return torch.minimum(place, period - place).clamp_max(size - 1)
 
 
 @implements(spec.Flip)
@@ -87,8 +87,8 @@ def _cutmix(part: spec.CutMix, pixels: Tensor, rng: np.random.Generator) -> tupl
         return pixels, None
     height, width = pixels.shape[2:]
     inside = _boxes(place, np.array([side * height]), np.array([side * width]), (height, width))
-    found = torch.where(inside[:, None], pixels[partner], pixels)
-    return found, Mixed(partner, 1 - float(inside.double().mean()))
+    mixture = torch.where(inside[:, None], pixels[partner], pixels)
+    return mixture, Mixed(partner, 1 - float(inside.double().mean()))
 
 
 def _boxes(place: np.ndarray, tall: np.ndarray, wide: np.ndarray, size: tuple[int, int]) -> Tensor:

@@ -57,8 +57,8 @@ class ContourProcessor(Processor):
                 return np.asarray(self._reduced(alpha), np.float64) / 255
         grey = np.asarray(self._reduced(converted(opened_image(value), "L", image_name(value))), np.float64)
         border = np.concatenate((grey[0], grey[-1], grey[:, 0], grey[:, -1]))
-        found = np.abs(grey - np.median(border))
-        return found / max(1.0, found.max())
+        distance = np.abs(grey - np.median(border))
+        return distance / max(1.0, distance.max())
 
     def _reduced(self, image: Any) -> Any:
         image.thumbnail((self.spec.side, self.spec.side))

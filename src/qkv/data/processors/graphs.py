@@ -98,35 +98,35 @@ class GraphsProcessor(Processor):
 
     @classmethod
     def recognises(cls, source: str, table: Callable[[], Table | None]) -> bool:
-        found = table()
-        return found is not None and GRAPH in found.columns and any(_has_edges(row) for row in found.rows[:_SAMPLE])
+        rows = table()
+        return rows is not None and GRAPH in rows.columns and any(_has_edges(row) for row in rows.rows[:_SAMPLE])
 
     def __init__(self, spec: Graphs):
         super().__init__(spec)
         self.dropped, self.untold = [0, 0], 0
 
     def fitted(self, values: Sequence[Any]) -> Graphs:
-        found = _readable(values)
-        sizes = {0 if graph.features is None else graph.features.shape[1] for graph in found}
+        graphs = _readable(values)
+        sizes = {0 if graph.features is None else graph.features.shape[1] for graph in graphs}
         if len(sizes) > 1:
             few, many = min(sizes), max(sizes)
             raise UserError(f"data: nodes have {few} features in one graph and {many} in another; give all the same")
         spec, (size,) = self.spec, sizes
         if spec.num_features not in (None, size):
             raise UserError(f"data: nodes have {size} features, and the model reads {spec.num_features}")
-        known = sorted({tag for graph in found for tag in graph.tags or ()}, key=natural)
-        spec = spec.changed(num_features=size, tags=tuple(known) if spec.tags is None else spec.tags)
+        all_tags = sorted({tag for graph in graphs for tag in graph.tags or ()}, key=natural)
+        spec = spec.changed(num_features=size, tags=tuple(all_tags) if spec.tags is None else spec.tags)
         if size and not spec.whole:
-            spec = spec.changed(whole=_whole(found))
+            spec = spec.changed(whole=_whole(graphs))
         fits = spec.scaling == "standard" and size and not spec.mean
-        return spec.changed(**_moments(found)) if fits else spec
+        return spec.changed(**_moments(graphs)) if fits else spec
 
     def encode(self, value: Any) -> EncodedGraph:  # type: ignore[override]
         graph, spec = read_graph(value), self.spec
         assert spec.num_features is not None, "encoding needs a fitted processor"
-        found = 0 if graph.features is None else graph.features.shape[1]
-        if found != spec.num_features:
-            raise Unusable(f"nodes have {found} features, and the model reads {spec.num_features}")
+        width = 0 if graph.features is None else graph.features.shape[1]
+        if width != spec.num_features:
+            raise Unusable(f"nodes have {width} features, and the model reads {spec.num_features}")
         self._count(graph.edges)
         place = {tag: i for i, tag in enumerate(spec.tags or ())}
         tags = np.array([place.get(tag, -1) for tag in graph.tags or [""] * graph.num_nodes], np.int32)
@@ -171,13 +171,13 @@ class GraphsProcessor(Processor):
     def columns(self, graph: EncodedGraph) -> np.ndarray:
         """Return the columns (n, C) of the nodes of a graph: features, tags, encodings."""
         spec, tags = self.spec, np.zeros((len(graph), len(self.spec.tags or ())), np.float32)
-        known = np.flatnonzero(graph.tags >= 0)
-        tags[known, graph.tags[known]] = 1.0
+        tagged = np.flatnonzero(graph.tags >= 0)
+        tags[tagged, graph.tags[tagged]] = 1.0
         dense = graph.features.toarray()
         if spec.mean:
             dense = (dense - np.array(spec.mean, np.float32)) / np.array(spec.deviation, np.float32)
-        found = np.concatenate((dense, tags, graph.encodings), 1)
-        return found if found.shape[1] else np.ones((len(graph), 1), np.float32)
+        columns = np.concatenate((dense, tags, graph.encodings), 1)
+        return columns if columns.shape[1] else np.ones((len(graph), 1), np.float32)
 
     def features(self, encoded: Any) -> np.ndarray:
         """Compute a bag of nodes: numbers of nodes and edges, then the sum and the mean of features over the nodes.
@@ -190,8 +190,8 @@ class GraphsProcessor(Processor):
         near = neighbourhoods(encoded.tags if spec.tags else each, encoded.edges, NEIGHBOURHOODS)
         begin = spec.sides * spec.laplacian
         walks = encoded.encodings[:, begin : begin + spec.sides * spec.walk]
-        given = self.columns(encoded)[:, : spec.given_columns]
-        nodes = np.concatenate((given, np.eye(DEGREES + 1)[each], near, walks), 1)
+        features = self.columns(encoded)[:, : spec.given_columns]
+        nodes = np.concatenate((features, np.eye(DEGREES + 1)[each], near, walks), 1)
         sizes = len(nodes), encoded.edges.shape[1]
         return np.concatenate((sizes, nodes.sum(0), nodes.mean(0))).astype(np.float32)
 
@@ -224,9 +224,12 @@ class GraphsProcessor(Processor):
     def notes(self) -> list[str]:
         """Return sentences for the user: how many edges were left out, and how many tags are unknown."""
         names = ("from a node to itself", "repeated")
-        found = [f"{count:,} {name}" for count, name in zip(self.dropped, names, strict=True) if count]
-        said = [f"edges left out: {', '.join(found)}"] if found else []
-        return [*said, *([f"{self.untold:,} nodes have a tag that did not occur in training"] if self.untold else [])]
+        parts = [f"{count:,} {name}" for count, name in zip(self.dropped, names, strict=True) if count]
+        sentences = [f"edges left out: {', '.join(parts)}"] if parts else []
+        return [
+            *sentences,
+            *([f"{self.untold:,} nodes have a tag that did not occur in training"] if self.untold else []),
+        ]
 
     def _count(self, edges: np.ndarray) -> None:
         """Count self-loops and repeated edges; an edge in the opposite direction is not a repetition."""
@@ -244,15 +247,15 @@ def _readable(values: Sequence[Any]) -> list[RawGraph]:
     """Return the graphs that can be read. If there are none, raises ``Unusable`` with the reason for the first
     graph.
     """
-    found, reason = list[RawGraph](), Unusable("there is no graph")
+    graphs, reason = list[RawGraph](), Unusable("there is no graph")
     for number, value in enumerate(values):
         try:
-            found.append(read_graph(value))
+            graphs.append(read_graph(value))
         except Unusable as error:
             reason = error if number == 0 else reason
-    if not found:
+    if not graphs:
         raise reason
-    return found
+    return graphs
 
 
 def _moments(graphs: Sequence[RawGraph]) -> dict[str, tuple[float, ...]]:
@@ -270,11 +273,11 @@ def _moments(graphs: Sequence[RawGraph]) -> dict[str, tuple[float, ...]]:
 
 def _whole(graphs: Sequence[RawGraph]) -> tuple[bool, ...]:
     """Return True for each feature that is a small whole number at all nodes."""
-    found = np.ones(graphs[0].features.shape[1], bool)
+    whole = np.ones(graphs[0].features.shape[1], bool)
     for graph in graphs:
         entries = graph.features.tocoo()
-        found[entries.col[(entries.data != np.rint(entries.data)) | (abs(entries.data) > _WHOLE)]] = False
-    return tuple(found.tolist())
+        whole[entries.col[(entries.data != np.rint(entries.data)) | (abs(entries.data) > _WHOLE)]] = False
+    return tuple(whole.tolist())
 
 
 def _scaled(graph: RawGraph, spec: Graphs) -> Any:
@@ -301,39 +304,39 @@ def _structure(edges: np.ndarray, nodes: int, spec: Graphs) -> dict[str, Any]:
 
 def _encodings(one_way: Any, both: Any, spec: Graphs) -> np.ndarray:
     """Compute the encodings (n, K) of a graph, in the order of the columns."""
-    found: list[np.ndarray] = [np.zeros((both.shape[0], 0))]
+    encodings: list[np.ndarray] = [np.zeros((both.shape[0], 0))]
     if spec.laplacian:
         sized = np.sqrt(both.shape[0])  # entries of about 1 in graphs of any size
         vectors = (
             magnetic(one_way, spec.laplacian, spec.potential) if spec.directed else laplacian(both, spec.laplacian)
         )
-        found.append(sized * vectors)
+        encodings.append(sized * vectors)
     if spec.walk:
-        found += (
+        encodings += (
             [visits(a, spec.walk) for a in (one_way, one_way.T.tocsr())]
             if spec.directed
             else [returns(both, spec.walk)]
         )
     if spec.degree:
-        found += [degrees(a, spec.degree) for a in ((one_way, one_way.T) if spec.directed else (both,))]
-    return np.concatenate(found, 1).astype(np.float32)
+        encodings += [degrees(a, spec.degree) for a in ((one_way, one_way.T) if spec.directed else (both,))]
+    return np.concatenate(encodings, 1).astype(np.float32)
 
 
 def _neighbours(encoded: Sequence[EncodedGraph], longest: int) -> torch.Tensor:
     """Return the mask (B, N, N) of the keys that each node attends to: itself and the sources of its edges."""
-    found = np.zeros((len(encoded), longest, longest), bool)
+    mask = np.zeros((len(encoded), longest, longest), bool)
     for row, graph in enumerate(encoded):
         source, target = graph.edges
-        found[row, target, source] = True
-        found[row, np.arange(len(graph)), np.arange(len(graph))] = True
-    return torch.from_numpy(found)
+        mask[row, target, source] = True
+        mask[row, np.arange(len(graph)), np.arange(len(graph))] = True
+    return torch.from_numpy(mask)
 
 
 def _distances(encoded: Sequence[EncodedGraph], longest: int) -> torch.Tensor | None:
     if encoded[0].distances is None:
         return None
-    found = np.full((len(encoded), longest, longest), -1, np.int64)
+    lengths = np.full((len(encoded), longest, longest), -1, np.int64)
     for row, graph in enumerate(encoded):
         assert graph.distances is not None
-        found[row, : len(graph), : len(graph)] = graph.distances
-    return torch.from_numpy(found)
+        lengths[row, : len(graph), : len(graph)] = graph.distances
+    return torch.from_numpy(lengths)

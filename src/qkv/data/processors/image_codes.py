@@ -69,15 +69,16 @@ def coder_of(run: str) -> Autoencoder:
 
 @lru_cache(maxsize=2)
 def _read(run: str, changed: int) -> Autoencoder:
-    found = read_pretrained(run, _KEY)
-    if found.recipe.task.kind != "autoencoding":
+    pretrained = read_pretrained(run, _KEY)
+    if pretrained.recipe.task.kind != "autoencoding":
         raise UserError(
-            f"{_KEY}: the run in {run} has the task {found.recipe.task.kind!r}; name a run with the task 'autoencoding'"
+            f"{_KEY}: the run in {run} has the task {pretrained.recipe.task.kind!r}; name a run with the task "
+            "'autoencoding'"
         )
-    assert found.vocabulary.processor is not None
-    images = build_processor(found.vocabulary.processor)
+    assert pretrained.vocabulary.processor is not None
+    images = build_processor(pretrained.vocabulary.processor)
     assert isinstance(images, ImageProcessor)
-    return Autoencoder(found.model, images, found.digest)
+    return Autoencoder(pretrained.model, images, pretrained.digest)
 
 
 def order_of(spec: ImageSequence) -> np.ndarray:
@@ -102,8 +103,8 @@ def identity_of(values: Sequence[Any]) -> str | None:
             if str(value).startswith(URI):
                 total.update(str(value).encode())
             elif path.is_file():
-                found = path.stat()
-                total.update(f"{path.resolve()} {found.st_size} {found.st_mtime_ns}".encode())
+                stat = path.stat()
+                total.update(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode())
             else:
                 total.update(f"no file {path}".encode())
         else:
@@ -141,13 +142,13 @@ class ImageCodesProcessor(Processor):
         """Autoencoder of the run. Raises ``UserError`` if it is missing, or differs from the autoencoder with which the
         processor was fitted.
         """
-        found = coder_of(self.spec.run)
-        if self.spec.digest not in (None, found.digest):
+        coder = coder_of(self.spec.run)
+        if self.spec.digest not in (None, coder.digest):
             raise UserError(
                 f"{_KEY}: the autoencoder in {self.spec.run} differs from the one that the model was trained with; "
                 "restore it, or train the model again"
             )
-        return found
+        return coder
 
     def fitted(self, values: Sequence[Any]) -> ImageCodes:
         head = self.coder.head
@@ -160,25 +161,25 @@ class ImageCodesProcessor(Processor):
         """Yield encoded values in order. For many images, they are cached under the digests of the autoencoder and the
         images.
         """
-        known = identity_of(values) if len(values) > _AT_ONCE and self.spec.digest is not None else None
-        if known is None:
+        identity = identity_of(values) if len(values) > _AT_ONCE and self.spec.digest is not None else None
+        if identity is None:
             yield from self._encoded(values)
             return
-        key = hashlib.sha256(f"{self.spec.digest} {self.spec.order} {known}".encode()).hexdigest()
-        found = stored("codes", key, lambda home: _loaded(home, len(values)), lambda home: self._write(home, values))
-        for i, codes in enumerate(found.codes):
-            reason = found.reasons.get(str(i))
+        key = hashlib.sha256(f"{self.spec.digest} {self.spec.order} {identity}".encode()).hexdigest()
+        entry = stored("codes", key, lambda home: _loaded(home, len(values)), lambda home: self._write(home, values))
+        for i, codes in enumerate(entry.codes):
+            reason = entry.reasons.get(str(i))
             yield codes if reason is None else Unusable(reason)
 
     def _write(self, home: Path, values: Sequence[Any]) -> None:
         """Write the codes of all values, and the reasons for values that cannot be read, into the folder ``home``."""
         assert self.spec.places is not None
         codes, reasons = np.zeros((len(values), self.spec.places), np.int32), dict[str, str]()
-        for i, found in enumerate(self._encoded(values)):
-            if isinstance(found, Unusable):
-                reasons[str(i)] = str(found)
+        for i, outcome in enumerate(self._encoded(values)):
+            if isinstance(outcome, Unusable):
+                reasons[str(i)] = str(outcome)
             else:
-                codes[i] = found
+                codes[i] = outcome
         np.save(home / _CODES, codes)
         (home / _REASONS).write_text(json.dumps(reasons), encoding="utf-8")
 

@@ -38,9 +38,9 @@ class ImagePatchesProcessor(Processor):
     def fitted(self, values: Sequence[Any]) -> ImagePatches:
         images = self.pixels.fitted(values)
         # The sizes are set together, since they are checked against the patches.
-        found = self.spec.changed(images=images)
-        grid = (images.height or 0) // found.patch, (images.width or 0) // found.patch
-        return found.changed(grid=grid)
+        spec = self.spec.changed(images=images)
+        grid = (images.height or 0) // spec.patch, (images.width or 0) // spec.patch
+        return spec.changed(grid=grid)
 
     def encode(self, value: Any) -> np.ndarray:
         pixels, size = self.pixels.encode(value), self.spec.patch

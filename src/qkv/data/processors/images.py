@@ -46,23 +46,23 @@ class ImageProcessor(Processor):
     def recognises(cls, source: str, table: Callable[[], Table | None]) -> bool:
         if Path(source).expanduser().is_dir():
             return not holds_clips(Path(source).expanduser())
-        found = table()
-        columns = [] if found is None else profiles(found).values()
+        rows = table()
+        columns = [] if rows is None else profiles(rows).values()
         return any(profile.fits("image") and not profile.is_clips for profile in columns)
 
     def fitted(self, values: Sequence[Any]) -> Images:
         sample = [values[i] for i in np.unique(np.linspace(0, len(values) - 1, min(len(values), _SAMPLE)).astype(int))]
-        found = self.spec
-        if None in (found.height, found.width, found.channels):
+        spec = self.spec
+        if None in (spec.height, spec.width, spec.channels):
             sizes = np.array(readable(_size, sample, "image"))
             height, width = _chosen(sizes[:, :2])
-            channels = found.channels or (1 if sizes[:, 2].all() else 3)
-            found = found.changed(height=found.height or height, width=found.width or width, channels=channels)
-        if found.mean is None:
-            pixels = np.stack(readable(ImageProcessor(found).read, sample, "image")) / 255
+            channels = spec.channels or (1 if sizes[:, 2].all() else 3)
+            spec = spec.changed(height=spec.height or height, width=spec.width or width, channels=channels)
+        if spec.mean is None:
+            pixels = np.stack(readable(ImageProcessor(spec).read, sample, "image")) / 255
             mean, deviation = pixels.mean((0, 2, 3)), pixels.std((0, 2, 3)).clip(min=1e-3)
-            found = found.changed(mean=tuple(mean.round(4).tolist()), deviation=tuple(deviation.round(4).tolist()))
-        return found
+            spec = spec.changed(mean=tuple(mean.round(4).tolist()), deviation=tuple(deviation.round(4).tolist()))
+        return spec
 
     def encode(self, value: Any) -> np.ndarray:
         image = opened_image(value)
@@ -90,8 +90,8 @@ class ImageProcessor(Processor):
         assert self.spec.deviation is not None
         mean, deviation = (torch.tensor(each)[:, None, None] for each in (self.spec.mean, self.spec.deviation))
         values = (pixels.detach().to("cpu", torch.float32) * deviation + mean).mul(255).round().clamp(0, 255)
-        found = values.to(torch.uint8).permute(0, 2, 3, 1).numpy()
-        return [image[..., 0] if image.shape[2] == 1 else image for image in found]
+        images = values.to(torch.uint8).permute(0, 2, 3, 1).numpy()
+        return [image[..., 0] if image.shape[2] == 1 else image for image in images]
 
     def augmented(self, signal: Signal, rng: np.random.Generator) -> tuple[Signal, Mixed | None]:
         pixels, mixed = augmented(self.spec.augment, signal.values, rng)
@@ -137,8 +137,8 @@ def _chosen(sizes: np.ndarray) -> tuple[int, int]:
     height, width = sizes[0] if equal else np.full(2, np.median(sizes.min(1)))
     shrink = min(1.0, _LARGEST / max(height, width))
     chosen = [max(1, round(side * shrink)) for side in (height, width)]
-    found = [side if side < 8 else side - side % 4 for side in chosen]
-    return found[0], found[1]
+    sides = [side if side < 8 else side - side % 4 for side in chosen]
+    return sides[0], sides[1]
 
 
 def _resized(image: Any, spec: Images) -> Any:

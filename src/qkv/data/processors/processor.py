@@ -87,10 +87,10 @@ class Processor(ABC):
         A command encodes each file once: it caches the values encoded with the latest settings
         (``qkv.data.reading``). The cache needs no further memory, because the data set of a run holds the same values.
         """
-        found = self.tried(value) if not isinstance(value, (str, Path)) else self._shared(value)
-        if isinstance(found, Unusable):
-            raise found.with_traceback(None)
-        return found
+        encoded = self.tried(value) if not isinstance(value, (str, Path)) else self._shared(value)
+        if isinstance(encoded, Unusable):
+            raise encoded.with_traceback(None)
+        return encoded
 
     def tried(self, value: Any) -> Any:
         """Return the encoded value of a raw value, or an ``Unusable`` with the reason why it cannot be encoded."""
@@ -186,8 +186,10 @@ def recognised(source: str, table: Callable[[], Table | None], columns: Collecti
 
     ``table``: see ``Processor.recognises``; ``columns``: names of the roles whose column the user has set.
     """
-    made: dict[Any, type[Processor]] = implementations(ProcessorSpec, "qkv.data.processors")
-    known = {part: found for part, found in made.items() if found.automatic}
-    named = {part: found for part, found in known.items() if part.role is not None and part.role.name in columns}
-    fitting = (part() for part, found in (named or known).items() if found.recognises(source, table))
+    processors: dict[Any, type[Processor]] = implementations(ProcessorSpec, "qkv.data.processors")
+    parts = {part: processor for part, processor in processors.items() if processor.automatic}
+    named = {
+        part: processor for part, processor in parts.items() if part.role is not None and part.role.name in columns
+    }
+    fitting = (part() for part, processor in (named or parts).items() if processor.recognises(source, table))
     return next(fitting, next((part() for part in named), None))

@@ -47,15 +47,15 @@ class SeriesProcessor(Processor):
 
     @classmethod
     def recognises(cls, source: str, table: Callable[[], Table | None]) -> bool:
-        found = table()
-        return found is not None and holds_series(found)
+        rows = table()
+        return rows is not None and holds_series(rows)
 
     def fitted(self, values: Sequence[Any]) -> Series:
         names = self.spec.channels or next(filter(None, map(channel_names, values)), ())
-        found = readable(lambda value: array_of(value, names), values, "series")
-        counts = [each.shape[1] for each in found]
+        arrays = readable(lambda value: array_of(value, names), values, "series")
+        counts = [each.shape[1] for each in arrays]
         channels = max(set(counts), key=counts.count)
-        joined = np.concatenate([each for each in found if each.shape[1] == channels])
+        joined = np.concatenate([each for each in arrays if each.shape[1] == channels])
         names = names if len(names) == channels else tuple(str(i + 1) for i in range(channels))
         if self.spec.mean:
             return self.spec.changed(rows=True, channels=names)
@@ -84,8 +84,8 @@ class SeriesProcessor(Processor):
         """Standardise values (T, C) and fill their gaps; a channel without any number gets the mean of the training
         data.
         """
-        known = filled(np.where(np.isnan(values).all(0), self.spec.mean, values))
-        scaled = (known - np.array(self.spec.mean)) / np.array(self.spec.deviation)
+        complete = filled(np.where(np.isnan(values).all(0), self.spec.mean, values))
+        scaled = (complete - np.array(self.spec.mean)) / np.array(self.spec.deviation)
         return scaled.clip(-_MOST, _MOST).astype(np.float32)
 
     def signal(self, encoded: Sequence[np.ndarray]) -> Signal:
@@ -93,8 +93,8 @@ class SeriesProcessor(Processor):
         values = np.zeros((len(encoded), longest, encoded[0].shape[1]), np.float32)
         for row, each in enumerate(encoded):
             values[row, : len(each)] = each
-        found = torch.from_numpy(values)
-        return Signal(found, lengths_or_none(found, torch.tensor([len(each) for each in encoded])))
+        tensor = torch.from_numpy(values)
+        return Signal(tensor, lengths_or_none(tensor, torch.tensor([len(each) for each in encoded])))
 
     def features(self, encoded: np.ndarray) -> np.ndarray:
         return statistics(encoded)

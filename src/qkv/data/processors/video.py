@@ -45,8 +45,8 @@ class VideoProcessor(Processor):
     def recognises(cls, source: str, table: Callable[[], Table | None]) -> bool:
         if Path(source).expanduser().is_dir():
             return holds_clips(Path(source).expanduser())
-        found = table()
-        return found is not None and any(profile.is_clips for profile in profiles(found).values())
+        rows = table()
+        return rows is not None and any(profile.is_clips for profile in profiles(rows).values())
 
     @property
     def _frame(self) -> ImageProcessor:
@@ -78,17 +78,17 @@ class VideoProcessor(Processor):
             frames = [reduced(frame) for frame in _spread(_clip(value), _SHOWN_FRAMES)]
         except Unusable:
             return None
-        held = io.BytesIO()
-        frames[0].save(held, "GIF", save_all=True, append_images=frames[1:], duration=150, loop=0)
-        return f"{URI}gif;base64,{base64.b64encode(held.getvalue()).decode()}"
+        buffer = io.BytesIO()
+        frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=150, loop=0)
+        return f"{URI}gif;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
     def picture_read(self, encoded: np.ndarray) -> str | None:
         return self._frame.picture_read(encoded[len(encoded) // 2])
 
     def frames_read(self, encoded: np.ndarray, count: int) -> list[str]:
         each = len(encoded) // count
-        found = [self._frame.picture_read(encoded[i * each + each // 2]) for i in range(count)]
-        return [picture for picture in found if picture is not None]
+        pictures = [self._frame.picture_read(encoded[i * each + each // 2]) for i in range(count)]
+        return [picture for picture in pictures if picture is not None]
 
     def shown(self, value: Any) -> str:
         return image_name(value, "clip")

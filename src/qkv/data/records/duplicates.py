@@ -25,17 +25,17 @@ def input_keys(rows: Rows, roles: Sequence[Role]) -> list[bytes]:
     values of the other inputs.
     """
     texts = [role.name for role in roles if _is_input(role)]
-    others = [role.name for role in roles if role.kind in SIGNALS]
-    return [_key(row, texts, others) for row in rows] if texts else []
+    signals = [role.name for role in roles if role.kind in SIGNALS]
+    return [_key(row, texts, signals) for row in rows] if texts else []
 
 
 def _is_input(role: Role) -> bool:
     return role.kind in INPUTS and not role.written
 
 
-def _key(row: Mapping[str, Any], texts: Sequence[str], others: Sequence[str]) -> bytes:
+def _key(row: Mapping[str, Any], texts: Sequence[str], signals: Sequence[str]) -> bytes:
     total = hashlib.blake2b(digest_size=16)
-    for name in others:
+    for name in signals:
         value = row.get(name)
         total.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
     for name in texts:
@@ -68,11 +68,11 @@ def shared(held_out: Rows, split: str, train: Rows, roles: Sequence[Role]) -> st
     ``split``: name of the held-out split.
     """
     keys = input_keys(held_out, roles)
-    known = _truths(train, roles, input_keys(train, roles)) if keys else {}
-    both = [(row, key) for row, key in zip(held_out, keys, strict=True) if key in known] if keys else []
+    truths = _truths(train, roles, input_keys(train, roles)) if keys else {}
+    both = [(row, key) for row, key in zip(held_out, keys, strict=True) if key in truths] if keys else []
     if not both:
         return ""
-    other = sum(_truth(row, roles) not in known[key] for row, key in both)
+    other = sum(_truth(row, roles) not in truths[key] for row, key in both)
     beside = f" ({other:,} of them with {_other(roles)})" if other else ""
     return (
         f"{len(both):,} of {len(held_out):,} rows of {split} have the same input as a training row{beside}, "
@@ -82,10 +82,10 @@ def shared(held_out: Rows, split: str, train: Rows, roles: Sequence[Role]) -> st
 
 def _truths(rows: Rows, roles: Sequence[Role], keys: Sequence[bytes]) -> dict[bytes, set[str]]:
     """Collect the targets that occur with each input."""
-    found: dict[bytes, set[str]] = defaultdict(set)
+    targets: dict[bytes, set[str]] = defaultdict(set)
     for row, key in zip(rows, keys, strict=False):
-        found[key].add(_truth(row, roles))
-    return found
+        targets[key].add(_truth(row, roles))
+    return targets
 
 
 def _truth(row: Mapping[str, Any], roles: Sequence[Role]) -> str:

@@ -56,25 +56,25 @@ IN_MEMORY = "the table given (its rows count from 0)"
 SQUAD = re.compile(r'^\s*\{.*"paragraphs"\s*:\s*\[', re.DOTALL)
 
 
-def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, known: Sequence[str] = ()) -> Table:
+def table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, names: Sequence[str] = ()) -> Table:
     """Read the table of examples in the file ``source``, or in two parallel texts ``a | b``.
 
     For a role of series or of several labels, the table has one column that joins the columns of the series or labels.
-    ``option``: name of the option that sets ``source``, such as ``data.source``, for messages; ``known``: names of
+    ``option``: name of the option that sets ``source``, such as ``data.source``, for messages; ``names``: names of
     known data sets, for suggestions. Raises ``UserError`` if the source is not a file or not a table.
     """
     columns = f"{option.rpartition('.')[0] or option}.columns"
-    table = with_series(_table_of(source, data, roles, option, known), roles, data.columns, columns)
+    table = with_series(_table_of(source, data, roles, option, names), roles, data.columns, columns)
     return with_labels(table, roles, data.columns, columns)
 
 
-def _table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, known: Sequence[str]) -> Table:
+def _table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, names: Sequence[str]) -> Table:
     if SEPARATOR in source and not Path(source).expanduser().exists():
         return _joined(source, data, option)
     if Path(source).expanduser().is_dir():
         values = _values(roles)
         return _told_frames(source, folder_table(source, option, values, _also(values)), values)
-    text = _text(source, option, known)
+    text = _text(source, option, names)
     if kept_name(source):
         text.name = IN_MEMORY
         return kept((identity_of(source), "jsonl"), lambda: replace(with_graphs(jsonl(text)), given=True))
@@ -94,13 +94,15 @@ def _table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, 
         raise UserError(
             f"{option}: the format of {source!r} is clear neither from its extension nor from its first lines; {advice}"
         )
-    given = tuple(data.columns.values())
-    decides = (given, tuple(roles)) if kind == "parallel" else tuple(column for column in given if column.isdecimal())
-    return kept((identity_of(source), kind, decides), lambda: _read(text, kind, given, roles))
+    columns = tuple(data.columns.values())
+    decides = (
+        (columns, tuple(roles)) if kind == "parallel" else tuple(column for column in columns if column.isdecimal())
+    )
+    return kept((identity_of(source), kind, decides), lambda: _read(text, kind, columns, roles))
 
 
 def split_tables(
-    source: str, data: spec.Data, roles: Sequence[Role], option: str, known: Sequence[str] = ()
+    source: str, data: spec.Data, roles: Sequence[Role], option: str, names: Sequence[str] = ()
 ) -> dict[str, Table]:
     """Return the tables of ``source`` by split. A folder of images can have several splits; any other source is the
     split "train". Parameters: see ``table_of``.
@@ -109,7 +111,7 @@ def split_tables(
         values = _values(roles)
         tables = folder_tables(source, option, values, _also(values))
         return {**tables, "train": _told_frames(source, tables["train"], values)}
-    return {"train": table_of(source, data, roles, option, known)}
+    return {"train": table_of(source, data, roles, option, names)}
 
 
 def folder_of(table: Table) -> Path | None:
@@ -178,10 +180,10 @@ def _told_frames(source: str, table: Table, values: Values | None) -> Table:
     return replace(table, notes=(*table.notes, note))
 
 
-def _read(text: TextSource, kind: Format, given: tuple[str, ...], roles: Sequence[Role]) -> Table:
+def _read(text: TextSource, kind: Format, columns: tuple[str, ...], roles: Sequence[Role]) -> Table:
     match kind:
         case "csv" | "tsv":
-            return delimited(text, kind, given)
+            return delimited(text, kind, columns)
         case "jsonl":
             return with_graphs(jsonl(text))
         case "conll":
@@ -191,10 +193,10 @@ def _read(text: TextSource, kind: Format, given: tuple[str, ...], roles: Sequenc
         case "squad":
             return squad(text)
         case "parallel":
-            return _two_columns(text, given, roles)
+            return _two_columns(text, columns, roles)
 
 
-def _two_columns(text: TextSource, given: tuple[str, ...], roles: Sequence[Role]) -> Table:
+def _two_columns(text: TextSource, columns: tuple[str, ...], roles: Sequence[Role]) -> Table:
     """Read parallel texts from one TSV file; its first line is a header if it names the roles, two languages, or a
     requested column.
     """
@@ -203,9 +205,9 @@ def _two_columns(text: TextSource, given: tuple[str, ...], roles: Sequence[Role]
         raise UserError(
             f"{text.name}: parallel texts in one file must be separated by a tab; or name two files: 'a.txt | b.txt'"
         )
-    header = bool(set(given) & set(fields)) or _names(fields, roles) or language_pair(fields)
-    table = delimited(text, "tsv", given, header)
-    if header and set(given) & set(fields):
+    header = bool(set(columns) & set(fields)) or _names(fields, roles) or language_pair(fields)
+    table = delimited(text, "tsv", columns, header)
+    if header and set(columns) & set(fields):
         return table
     return Table(
         table.name,
@@ -220,8 +222,8 @@ def _two_columns(text: TextSource, given: tuple[str, ...], roles: Sequence[Role]
 
 def _names(fields: list[str], roles: Sequence[Role]) -> bool:
     """Return True if the fields of the first line name at least one role, so that the line is a header."""
-    known = {name.lower() for role in roles for name in (role.name, *role.names)}
-    return any(field.strip().lower() in known for field in fields)
+    names = {name.lower() for role in roles for name in (role.name, *role.names)}
+    return any(field.strip().lower() in names for field in fields)
 
 
 def _joined(source: str, data: spec.Data, option: str) -> Table:
@@ -236,7 +238,7 @@ def _joined(source: str, data: spec.Data, option: str) -> Table:
     return kept((identity_of(names[0]), identity_of(names[1])), lambda: parallel(first, second))
 
 
-def _text(source: str, option: str, known: Sequence[str] = ()) -> TextSource:
+def _text(source: str, option: str, names: Sequence[str] = ()) -> TextSource:
     path = Path(source).expanduser()
     if path.is_file():
         return TextSource.of_file(path, source)
@@ -248,16 +250,16 @@ def _text(source: str, option: str, known: Sequence[str] = ()) -> TextSource:
     beside = [str(folder / other.name) for other in folder.iterdir() if other.is_file()] if folder.is_dir() else []
     if not folder.is_dir():
         raise UserError(f"{option}: there is no file {source!r}, and no folder {str(folder)!r}")
-    also = " and no known table of that name" if known else ""
-    raise UserError(f"{option}: there is no file {source!r}{also}; {_near(source, beside, known)}")
+    also = " and no known table of that name" if names else ""
+    raise UserError(f"{option}: there is no file {source!r}{also}; {_near(source, beside, names)}")
 
 
-def _near(source: str, beside: Sequence[str], known: Sequence[str]) -> str:
+def _near(source: str, beside: Sequence[str], names: Sequence[str]) -> str:
     """Return a hint for a missing file: the nearest name of a file or named data set, else all names of data sets.
 
     File names are not listed, because a folder may hold thousands.
     """
-    hint = nearest(source, [*beside, *known])
-    if hint.startswith("did you mean") or not known:
+    hint = nearest(source, [*beside, *names])
+    if hint.startswith("did you mean") or not names:
         return hint if hint.startswith("did you mean") else "no similar name in its folder"
-    return "known: " + ", ".join(known)
+    return "known: " + ", ".join(names)

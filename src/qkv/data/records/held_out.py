@@ -95,24 +95,24 @@ def hold_out_rows(
         split, how = _split(rows, labels, places, roles, data, table)
     except UserError as error:
         raise UserError(f"{table.name}: {error}") from None
-    known = {labels[i] for i in split.train} if labels and data.split.column else set(labels)
-    held = [i for i in split.validation if not labels or labels[i] in known]
-    unknown = len(split.validation) - len(held)
-    if not held:
+    labels_seen = {labels[i] for i in split.train} if labels and data.split.column else set(labels)
+    usable = [i for i in split.validation if not labels or labels[i] in labels_seen]
+    unknown = len(split.validation) - len(usable)
+    if not usable:
         raise UserError(
             f"{table.name}: no held-out row has a label of the training rows; "
             f"{data.split.column!r} separates the labels, so another split is needed"
         )
-    splits["train"], splits["validation"] = [rows[i] for i in split.train], [rows[i] for i in held]
+    splits["train"], splits["validation"] = [rows[i] for i in split.train], [rows[i] for i in usable]
     how = how or (f"stratified by {label}" if label else "at random")
-    were = "was" if len(held) == 1 else "were"
-    notes = [f"{len(held):,} of {len(rows):,} rows {were} held out for validation, {how}"]
+    were = "was" if len(usable) == 1 else "were"
+    notes = [f"{len(usable):,} of {len(rows):,} rows {were} held out for validation, {how}"]
     if unknown:
         notes.append(
             f"{unknown:,} held-out rows of {table.name} have a label that no training row has; they are left out"
         )
     keys = [] if how.startswith("with no") or data.split.column else input_keys(rows, roles)
-    apart = {keys[i] for i in split.train}.isdisjoint(keys[i] for i in held) if keys else False
+    apart = {keys[i] for i in split.train}.isdisjoint(keys[i] for i in usable) if keys else False
     copies = repeated(rows, roles) if apart else ""
     return [*notes, f"{table.name}: {copies}"] if copies else notes
 
@@ -133,5 +133,5 @@ def _split(
         groups = [str(row.get("context", "")) for row in rows]  # a context in both splits would leak
     grouped = len(set(groups)) > 1
     inputs = () if grouped else input_keys(rows, roles)
-    found = hold_out(len(rows), fraction, table.digest, labels, groups, inputs)
-    return found, "with no context in both splits" if grouped else ""
+    split = hold_out(len(rows), fraction, table.digest, labels, groups, inputs)
+    return split, "with no context in both splits" if grouped else ""

@@ -42,16 +42,16 @@ def begins_list(text: str) -> bool:
 
 def _quoted(inner: str) -> list[str] | None:
     """Return the items between quotes; None if there is anything but commas and white space between them."""
-    found = list[str]()
+    items = list[str]()
     at = 0
     while at < len(inner):
         item = _QUOTED.match(inner, at)
         if item is None:
             return None
-        found.append(_ESCAPED.sub(r"\1", item[1] if item[1] is not None else item[2]))
+        items.append(_ESCAPED.sub(r"\1", item[1] if item[1] is not None else item[2]))
         between = _BETWEEN.match(inner, item.end())
         assert between is not None
         if between.end() == item.end() < len(inner):  # two items without a separator
             return None
         at = between.end()
-    return found
+    return items

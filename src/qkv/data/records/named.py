@@ -61,8 +61,8 @@ def named_tables(name: str) -> dict[str, Table]:
 
 
 def _named_table(name: str, split: str) -> Table:
-    known = TABLES[name]
-    return known.read(*(published(known.folder or name, file) for file in known.splits[split]))
+    entry = TABLES[name]
+    return entry.read(*(published(entry.folder or name, file) for file in entry.splits[split]))
 
 
 def _multi30k(english: TextSource, german: TextSource) -> Table:

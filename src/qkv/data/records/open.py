@@ -150,7 +150,7 @@ def number_forms(
     Raises ``UserError`` for a column that can be read in two ways, and for a column in which more than a small fraction
     of the cells holds no number.
     """
-    found: dict[str, NumberForm] = {}
+    forms: dict[str, NumberForm] = {}
     for role in (role for role in roles if role.kind == "number" and role.name in columns):
         name = columns[role.name]
         rows = [row for row in table.rows if isinstance(row, Row)]
@@ -165,8 +165,8 @@ def number_forms(
                 f"such as {str(cells[first])[:40]!r} in {table.place(rows[first].line)}; correct them, leave them "
                 f"empty, or name another column with {where}.columns"
             )
-        found[role.name] = read.form
-    return found
+        forms[role.name] = read.form
+    return forms
 
 
 def _judge(table: Table, read: Read, data: spec.Data, where: str, roles: Sequence[Role]) -> None:
@@ -180,9 +180,9 @@ def _judge(table: Table, read: Read, data: spec.Data, where: str, roles: Sequenc
         raise UserError(f"{table.name} has no rows{' after its header' if table.header else ''}")
     bad = [row for row in read.bad if not row.missing]
     if 2 * len(bad) > count:
-        found = _quoted(bad, count, table)
+        quote = _quoted(bad, count, table)
         raise UserError(
-            f"{found[0]} cannot be used, more than half: {found[1]}; check {where}.format and {where}.columns"
+            f"{quote[0]} cannot be used, more than half: {quote[1]}; check {where}.format and {where}.columns"
         )
     if read.bad and data.bad_rows == "refuse":
         what, some = _quoted(read.bad, count, table)
@@ -205,22 +205,22 @@ def _quoted(bad: Sequence[BadRow], count: int, table: Table) -> tuple[str, str]:
 def _empty(bad: Sequence[BadRow], count: int, table: Table, roles: Sequence[Role]) -> list[str]:
     """Return one sentence per role on the rows that were left out because the cell of this role is empty."""
     lists = {role.name for role in roles if role.kind == "labels"}
-    found: dict[str, list[int]] = {}
+    by_role: dict[str, list[int]] = {}
     for row in bad:
         if row.missing:
-            found.setdefault(row.missing, []).append(row.line)
+            by_role.setdefault(row.missing, []).append(row.line)
     return [
         f"{len(lines):,} of {count:,} rows of {table.name} {'has' if len(lines) == 1 else 'have'} no {role} and "
         f"{'was' if len(lines) == 1 else 'were'} left out (first: {table.place(lines[0])})"
         + (f"; write [] in the cell of a row without {role}" if role in lists else "")
-        for role, lines in found.items()
+        for role, lines in by_role.items()
     ]
 
 
 def _shared(splits: dict[str, list[dict[str, Any]]], roles: Sequence[Role]) -> list[str]:
     """Return sentences on inputs of the training split that also occur in other splits."""
-    found = (shared(rows, split, splits["train"], roles) for split, rows in splits.items() if split != "train")
-    return [note for note in found if note]
+    notes = (shared(rows, split, splits["train"], roles) for split, rows in splits.items() if split != "train")
+    return [note for note in notes if note]
 
 
 def _single(rows: Sequence[dict[str, Any]], roles: Sequence[Role], name: str) -> list[str]:

@@ -42,18 +42,18 @@ def hold_out(
             "one to train on and one to hold out"
         )
     if len(set(groups)) < 2 and 1 < len(set(inputs)) < count:
-        found = _distinct(inputs, fraction, seed, labels)
-        if not labels or {labels[i] for i in found.train} == set(labels):
-            return found
+        split = _distinct(inputs, fraction, seed, labels)
+        if not labels or {labels[i] for i in split.train} == set(labels):
+            return split
     order = _shuffled(count, seed)
-    wanted = min(max(round(fraction * count), 1), count - 1)
+    target = min(max(round(fraction * count), 1), count - 1)
     if len(set(groups)) > 1:
-        held = _whole_groups(order, groups, wanted)
+        validation = _whole_groups(order, groups, target)
     elif len(set(labels)) < len(labels):
-        held = _stratified(order, labels, wanted)
+        validation = _stratified(order, labels, target)
     else:
-        held = set(order[count - wanted :])
-    return HoldOut([i for i in order if i not in held], [i for i in order if i in held])
+        validation = set(order[count - target :])
+    return HoldOut([i for i in order if i not in validation], [i for i in order if i in validation])
 
 
 def hold_out_last(times: Sequence[float], fraction: float) -> HoldOut:
@@ -66,8 +66,8 @@ def hold_out_last(times: Sequence[float], fraction: float) -> HoldOut:
     borders = [i for i in range(1, len(order)) if times[order[i]] != times[order[i - 1]]]
     if not borders:
         raise UserError("all rows have the same time, so none can be held out as the last")
-    wanted = min(max(round(fraction * len(order)), 1), len(order) - 1)
-    border = min(borders, key=lambda i: abs(len(order) - wanted - i))
+    target = min(max(round(fraction * len(order)), 1), len(order) - 1)
+    border = min(borders, key=lambda i: abs(len(order) - target - i))
     return HoldOut(order[:border], order[border:])
 
 
@@ -80,14 +80,14 @@ def _shuffled(count: int, seed: str) -> list[int]:
     return sorted(range(count), key=keys.__getitem__)
 
 
-def _stratified(order: Sequence[int], labels: Sequence[Hashable], wanted: int) -> set[int]:
+def _stratified(order: Sequence[int], labels: Sequence[Hashable], target: int) -> set[int]:
     rows: dict[Hashable, list[int]] = defaultdict(list)
     for i in order:
         rows[labels[i]].append(i)
-    shares = {label: wanted * len(members) / len(order) for label, members in rows.items()}
+    shares = {label: target * len(members) / len(order) for label, members in rows.items()}
     quotas = {label: min(int(share), len(rows[label]) - 1) for label, share in shares.items()}
     by_remainder = sorted(shares, key=lambda label: shares[label] - quotas[label], reverse=True)
-    while (missing := wanted - sum(quotas.values())) > 0:
+    while (missing := target - sum(quotas.values())) > 0:
         room = [label for label in by_remainder if quotas[label] < len(rows[label]) - 1]
         if not room:
             break
@@ -96,18 +96,18 @@ def _stratified(order: Sequence[int], labels: Sequence[Hashable], wanted: int) -
     return {i for label, members in rows.items() for i in members[len(members) - quotas[label] :]}
 
 
-def _whole_groups(order: Sequence[int], groups: Sequence[Hashable], wanted: int) -> set[int]:
+def _whole_groups(order: Sequence[int], groups: Sequence[Hashable], target: int) -> set[int]:
     sizes: dict[Hashable, int] = defaultdict(int)
     for i in reversed(order):
         sizes[groups[i]] += 1
-    held: set[Hashable] = set()
+    validation_groups: set[Hashable] = set()
     size = 0
     for group in list(sizes)[:-1]:
-        if size >= wanted:
+        if size >= target:
             break
-        held.add(group)
+        validation_groups.add(group)
         size += sizes[group]
-    return {i for i in order if groups[i] in held}
+    return {i for i in order if groups[i] in validation_groups}
 
 
 def _distinct(inputs: Sequence[Hashable], fraction: float, seed: str, labels: Sequence[Hashable]) -> HoldOut:
@@ -120,21 +120,21 @@ def _distinct(inputs: Sequence[Hashable], fraction: float, seed: str, labels: Se
     copies: dict[Hashable, list[int]] = defaultdict(list)
     for i, key in enumerate(inputs):
         copies[key].append(i)
-    wanted = max(1, round(fraction * len(inputs)))
-    units = [rows for rows in copies.values() if len(rows) <= wanted]
+    target = max(1, round(fraction * len(inputs)))
+    units = [rows for rows in copies.values() if len(rows) <= target]
     units = units if len(units) > 1 else list(copies.values())
     share = min(fraction * len(inputs) / sum(map(len, units)), 1.0)
     split = hold_out(len(units), share, seed, _rarest(units, labels) if labels else ())
-    kept, held = ([i for unit in part for i in units[unit]] for part in split)
-    placed = {*kept, *held}
-    return HoldOut(kept + [i for i in range(len(inputs)) if i not in placed], held)
+    training, validation = ([i for unit in part for i in units[unit]] for part in split)
+    placed = {*training, *validation}
+    return HoldOut(training + [i for i in range(len(inputs)) if i not in placed], validation)
 
 
 def _rarest(units: Sequence[Sequence[int]], labels: Sequence[Hashable]) -> list[Hashable]:
     """Return, for each unit, the label among its labels that occurs in the fewest units."""
-    found = [dict.fromkeys(labels[i] for i in unit) for unit in units]
+    label_sets = [dict.fromkeys(labels[i] for i in unit) for unit in units]
     sizes: dict[Hashable, int] = defaultdict(int)
-    for names in found:
+    for names in label_sets:
         for name in names:
             sizes[name] += 1
-    return [min(names, key=sizes.__getitem__) for names in found]
+    return [min(names, key=sizes.__getitem__) for names in label_sets]

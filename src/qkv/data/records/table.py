@@ -68,9 +68,9 @@ def lines(text: TextSource) -> Iterator[str]:
     """
     parts: list[str] = []
     for block in text.blocks():
-        first, *others = block.split("\n")
+        first, *rest = block.split("\n")
         parts.append(first)
-        for other in others:
+        for other in rest:
             yield "".join(parts) + "\n"
             parts = [other]
     if last := "".join(parts):

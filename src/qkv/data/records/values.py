@@ -38,15 +38,15 @@ def readable(read: Callable[[Any], T], values: Iterable[Any], noun: str) -> list
 
     If no value can be read, raises ``UserError`` with the first reason.
     """
-    found, reason = list[T](), ""
+    results, reason = list[T](), ""
     for value in values:
         try:
-            found.append(read(value))
+            results.append(read(value))
         except Unusable as error:
             reason = reason or str(error)
-    if not found:
+    if not results:
         raise UserError(f"no {noun} can be read: {reason}")
-    return found
+    return results
 
 
 class Values:
@@ -77,27 +77,27 @@ class Values:
 
     def __call__(self, row: Row) -> dict[str, Any]:
         """Convert a row to an example: role -> value. Raises ``Unusable``."""
-        found: dict[str, Any] = {}
+        example: dict[str, Any] = {}
         for role in self._roles:
             if role.kind == "labels":
-                found[role.name] = label_set(self._cell(row, role), role.name, self._separator)
+                example[role.name] = label_set(self._cell(row, role), role.name, self._separator)
             elif role.kind == "image":
-                found[role.name] = self._file(self._cell(row, role), role.name)
+                example[role.name] = self._file(self._cell(row, role), role.name)
             elif role.kind == "number":
-                found[role.name] = _number(self._cell(row, role), role.name, self._forms.get(role.name, NumberForm()))
+                example[role.name] = _number(self._cell(row, role), role.name, self._forms.get(role.name, NumberForm()))
             elif role.kind != "answers":
                 cell = self._cell(row, role)
-                found[role.name] = CONVERT[role.kind](cell, role.name)
+                example[role.name] = CONVERT[role.kind](cell, role.name)
                 if role.kind == "label" and isinstance(cell, str) and cell != cell.strip():
                     self._counts["{} labels begin or end with white space, which is removed"] += 1
         for role in self._roles:
             if role.kind == "answers":
-                found[role.name] = self._answers(self._cell(row, role), role.name, found.get(self._context, ""))
-        self._check(found)
+                example[role.name] = self._answers(self._cell(row, role), role.name, example.get(self._context, ""))
+        self._check(example)
         for name in self._extra:
             if name in row.values:
-                found.setdefault(name, row.values[name])
-        return found
+                example.setdefault(name, row.values[name])
+        return example
 
     def _cell(self, row: Row, role: Role) -> Any:
         """Return the value of the column of ``role``; None if it means an empty cell."""
@@ -119,13 +119,13 @@ class Values:
         """Return sentences for the user: how many values were repaired or have white space at their ends."""
         return [sentence.format(f"{count:,}") for sentence, count in self._counts.items()]
 
-    def _check(self, found: dict[str, Any]) -> None:
+    def _check(self, example: dict[str, Any]) -> None:
         lists = [role.name for role in self._roles if role.kind in ("words", "tags")]
         for name in lists[1:]:
-            if len(found[name]) != len(found[lists[0]]):
-                raise Unusable(f"{len(found[lists[0]])} {lists[0]} but {len(found[name])} {name}")
+            if len(example[name]) != len(example[lists[0]]):
+                raise Unusable(f"{len(example[lists[0]])} {lists[0]} but {len(example[name])} {name}")
         for role in self._roles:
-            if role.kind == "text" and found[role.name] != found[role.name].strip():
+            if role.kind == "text" and example[role.name] != example[role.name].strip():
                 self._counts["{} texts begin or end with white space, which is kept"] += 1
 
     def _answers(self, value: Any, name: str, context: str) -> list[dict[str, Any]]:
@@ -134,9 +134,9 @@ class Values:
         A misplaced answer is moved to its nearest occurrence in ``context``; an answer that does not occur in it is
         dropped.
         """
-        given = _answer_list(value, name)
-        found = []
-        for answer, start in given:
+        entries = _answer_list(value, name)
+        answers = []
+        for answer, start in entries:
             at = _place(answer, start, context)
             if at < 0:
                 continue
@@ -146,12 +146,12 @@ class Values:
                 self._counts[
                     "{} answers were not at their stated start and were moved to their nearest occurrence"
                 ] += 1
-            found.append({"text": answer, "start": at})
-        if given and not found:
-            raise Unusable(f"the answer {_short(given[0][0])} is not in the {self._context}")
-        if len(found) < len(given):
+            answers.append({"text": answer, "start": at})
+        if entries and not answers:
+            raise Unusable(f"the answer {_short(entries[0][0])} is not in the {self._context}")
+        if len(answers) < len(entries):
             self._counts["{} questions lost an answer that is not in the context but kept another"] += 1
-        return found
+        return answers
 
 
 def _text(value: Any, name: str) -> str:
@@ -225,9 +225,9 @@ def _listed(text: str, name: str) -> list[str]:
     """Split a text into words: the items of a printed list, else at white space. Raises ``Unusable`` for a damaged
     list.
     """
-    found = printed_list(text)
-    if found is not None and all(isinstance(part, str) for part in found):
-        return found
+    items = printed_list(text)
+    if items is not None and all(isinstance(part, str) for part in items):
+        return items
     if begins_list(text):
         raise Unusable(f"{name} is {_short(text)}, not a complete list")
     return text.split()
@@ -295,9 +295,9 @@ def _label_list(text: str, name: str) -> Any:
 
     Raises ``Unusable`` for a damaged list.
     """
-    found, inner = printed_list(text), text.strip()
-    if found is not None or not inner.startswith("["):
-        return text if found is None else found
+    items, inner = printed_list(text), text.strip()
+    if items is not None or not inner.startswith("["):
+        return text if items is None else items
     if not inner.endswith("]") or any(mark in inner[1:-1] for mark in "[]'\""):
         raise Unusable(f"{name} is {_short(text)}, not a complete list")
     return [part.strip() for part in inner[1:-1].split(",") if part.strip()]

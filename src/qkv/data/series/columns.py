@@ -32,52 +32,52 @@ class SeriesColumns(NamedTuple):
     note: str = ""
 
 
-def choose_columns(table: Table, given: Mapping[str, str], where: str) -> SeriesColumns:
-    """Choose the columns of a table of series: by role as in ``given``, else guessed.
+def choose_columns(table: Table, settings: Mapping[str, str], where: str) -> SeriesColumns:
+    """Choose the columns of a table of series: by role as in ``settings``, else guessed.
 
     Time: a column of dates, or of numbers with a usual name. Values: all other columns of numbers. Names of series and
     covariates are never guessed. Raises ``UserError`` for an unknown column or role, and without a column of values.
     """
-    wrong = next((role for role in given if role not in ROLES), None)
+    wrong = next((role for role in settings if role not in ROLES), None)
     if wrong is not None:
         raise UserError(f"{where}.columns: there is no role {wrong!r}; {nearest(wrong, ROLES)}")
-    named = {role: _several(table, names, f"{where}.columns.{role}") for role, names in given.items()}
+    named = {role: _several(table, names, f"{where}.columns.{role}") for role, names in settings.items()}
     for role in ("time", "series"):
         if len(named.get(role, ())) > 1:
-            raise UserError(f"{where}.columns.{role}: {given[role]!r} names several columns; name one")
+            raise UserError(f"{where}.columns.{role}: {settings[role]!r} names several columns; name one")
     sample = {name: _cells(table, name, _SAMPLE) for name in table.columns}
-    taken = {name for names in named.values() for name in names}
-    time = named.get("time", ()) or _time(sample, taken)
-    free = [name for name in table.columns if name not in {*taken, *time}]
+    used_columns = {name for names in named.values() for name in names}
+    time = named.get("time", ()) or _time(sample, used_columns)
+    free = [name for name in table.columns if name not in {*used_columns, *time}]
     channels = named.get("value", ()) or tuple(name for name in free if _is_numeric(sample[name]))
     if not channels:
         raise UserError(
             f"{table.name} has no column of numbers to forecast; its columns are {', '.join(table.columns)}"
         )
-    said = [f"{time[0]!r} as the time"] if time and "time" not in named else []
+    guesses = [f"{time[0]!r} as the time"] if time and "time" not in named else []
     if "value" not in named:
         names = ", ".join(map(repr, channels[:8])) + (f" and {len(channels) - 8} more" if len(channels) > 8 else "")
-        said.append(f"{names} as the values")
-    note = f"{' and '.join(said)} (guessed)" if said else ""
+        guesses.append(f"{names} as the values")
+    note = f"{' and '.join(guesses)} (guessed)" if guesses else ""
     single = {role: next(iter(names), None) for role, names in (("time", time), ("series", named.get("series", ())))}
     return SeriesColumns(single["time"], single["series"], channels, named.get("known", ()), note)
 
 
 def _several(table: Table, names: str, where: str) -> tuple[str, ...]:
     """Split a setting into column names: one name, or several separated by commas."""
-    found = (names,) if names in table.columns else tuple(name.strip() for name in names.split(",") if name.strip())
-    for name in found:
+    columns = (names,) if names in table.columns else tuple(name.strip() for name in names.split(",") if name.strip())
+    for name in columns:
         if name not in table.columns:
             raise UserError(f"{where}: {table.name} has no column {name!r}; {nearest(name, table.columns)}")
-    if not found or len(set(found)) < len(found):
+    if not columns or len(set(columns)) < len(columns):
         raise UserError(f"{where}: {names!r} given; name each column once, with commas between them")
-    return found
+    return columns
 
 
-def _time(sample: Mapping[str, Sequence[Any]], taken: set[str]) -> tuple[str, ...]:
+def _time(sample: Mapping[str, Sequence[Any]], used_columns: set[str]) -> tuple[str, ...]:
     """Guess the column of the time stamps; return it as a tuple of one name, or ()."""
     for name, cells in sample.items():
-        if name in taken or not cells:
+        if name in used_columns or not cells:
             continue
         stamps = read_stamps(cells)
         named, texts = name.strip().lower() in _TIMES, not _is_numeric(cells)
@@ -99,7 +99,7 @@ def _cells(table: Table, name: str, most: int) -> list[Any]:
 
 
 def guess_names(
-    rows: Sequence[Row], columns: SeriesColumns, stamps: np.ndarray, given: Mapping[str, str]
+    rows: Sequence[Row], columns: SeriesColumns, stamps: np.ndarray, settings: Mapping[str, str]
 ) -> str | None:
     """Guess the column with the names of the series when rows share time stamps; None if no column separates the
     series.
@@ -107,19 +107,19 @@ def guess_names(
     In this column, no two rows with the same name have the same time stamp. A column of numbers also needs a usual
     name, or as many different numbers as the largest number of rows that share a time stamp.
     """
-    taken = {columns.time, *columns.known, *(columns.channels if "value" in given else ())}
+    used_columns = {columns.time, *columns.known, *(columns.channels if "value" in settings else ())}
     most = int(np.unique(stamps, return_counts=True)[1].max())
     for name in rows[0].values:
         cells = [str(row.values.get(name)).strip() for row in rows]
-        found = set(cells)
+        distinct = set(cells)
         if (
-            name in taken
-            or not 1 < len(found) <= len(rows) // 2
+            name in used_columns
+            or not 1 < len(distinct) <= len(rows) // 2
             or len(set(zip(cells, stamps, strict=True))) < len(rows)
         ):
             continue
         numeric = _is_numeric([row.values.get(name) for row in rows[:_SAMPLE]])
-        if not numeric or len(found) == most or name.strip().lower() in _NAMES:
+        if not numeric or len(distinct) == most or name.strip().lower() in _NAMES:
             return name
     return None
 

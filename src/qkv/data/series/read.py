@@ -92,8 +92,8 @@ class Panel(NamedTuple):
         """Return the time stamp at index ``place`` of the common grid, for messages; the index itself if no series
         covers it.
         """
-        found = next((each for each in self.series if 0 <= place - each.first < len(each.stamps)), None)
-        return f"step {place}" if found is None else str(self.text(found, place - found.first))
+        entry = next((each for each in self.series if 0 <= place - each.first < len(each.stamps)), None)
+        return f"step {place}" if entry is None else str(self.text(entry, place - entry.first))
 
 
 @read_once(lambda data, learned=None, where="data": (identity_of_data(data), learned))
@@ -136,15 +136,15 @@ class _Reader:
         self._refuse_twice(stamps, orders)
         step = self._step(learned, [stamps.values[order] for order in orders.values()], stamps.dates)
         read = _Columns(self.table, self.rows, self.data, self.where, notes)
-        values, known = (read.numbers(names) for names in (self.columns.channels, self.columns.known))
+        values, covariates = (read.numbers(names) for names in (self.columns.channels, self.columns.known))
         placed = {name: self._placed(order, stamps, step) for name, order in orders.items()}
-        made = [self._series(name, orders[name], stamps, step, placed[name], values, known) for name in orders]
-        notes += self._told(made, stamps, step)
+        series = [self._series(name, orders[name], stamps, step, placed[name], values, covariates) for name in orders]
+        notes += self._told(series, stamps, step)
         notes += self._sharing(orders, placed, stamps)
-        notes += self._gaps(made, values, read.wrong)
+        notes += self._gaps(series, values, read.wrong)
         days = stamps.dates and bool((stamps.values % DAY == 0).all())
         form = self._plain(stamps.form) if days else stamps.form
-        return Panel(self.table.name, self.columns, step, form, days, tuple(made), tuple(notes), read.decimal)
+        return Panel(self.table.name, self.columns, step, form, days, tuple(series), tuple(notes), read.decimal)
 
     def _plain(self, form: StampForm) -> StampForm:
         """Return the form of time stamps that are dates without a time of the day.
@@ -164,49 +164,49 @@ class _Reader:
             if name is not None and with_names(self.columns, name).channels:
                 self.columns = with_names(self.columns, name)
                 notes.append(f"{name!r} as the names of the series (guessed, since rows share time stamps)")
-        found: dict[str, list[int]] = {}
+        rows: dict[str, list[int]] = {}
         for i, row in enumerate(self.rows):
-            found.setdefault(self._name(row), []).append(i)
+            rows.setdefault(self._name(row), []).append(i)
         if self.columns.time is None:
-            for index in found.values():
+            for index in rows.values():
                 stamps.values[index] = np.arange(len(index))
-        return {name: np.array(index) for name, index in found.items()}
+        return {name: np.array(index) for name, index in rows.items()}
 
     def _name(self, row: Row) -> str:
         if self.columns.series is None:
             return ""
-        found = row.values.get(self.columns.series)
-        return "" if found is None else str(found).strip()
+        cell = row.values.get(self.columns.series)
+        return "" if cell is None else str(cell).strip()
 
     def _step(self, learned: Series | None, stamps: Sequence[np.ndarray], dates: bool) -> Step:
         if self.columns.time is None:
             return Step("rows", 1.0)
         if learned is not None and (learned.unit == "number") == dates:
-            was, found = ("numbers", "dates") if dates else ("dates", "numbers")
+            was, guess = ("numbers", "dates") if dates else ("dates", "numbers")
             raise UserError(
-                f"the time stamps of {self.table.name} are {found}, but the model was trained on {was}; write them "
+                f"the time stamps of {self.table.name} are {guess}, but the model was trained on {was}; write them "
                 "as in training"
             )
         if learned is not None:
-            found = Step(learned.unit or "rows", learned.step or 1.0, weekdays=learned.weekdays)
+            guess = Step(learned.unit or "rows", learned.step or 1.0, weekdays=learned.weekdays)
         else:
-            found = guess_step(stamps, dates)
-        if found is None:
+            guess = guess_step(stamps, dates)
+        if guess is None:
             raise UserError(f"{self.table.name} has one row per series, but a series needs two; give more rows")
-        return found.anchored(np.concatenate(list(stamps)))
+        return guess.anchored(np.concatenate(list(stamps)))
 
-    def _told(self, made: Sequence[OneSeries], stamps: Stamps, step: Step) -> list[str]:
+    def _told(self, series: Sequence[OneSeries], stamps: Stamps, step: Step) -> list[str]:
         """Return sentences on the form of the time stamps, the step, and steps without a row."""
         if self.columns.time is None:
             return []
         cells = [row.values.get(self.columns.time) for row in self.rows]
         note = stamps.note(cells, f"{self.where}.processor.dates" if self.where == _DATA else "")
-        steps = sum(len(each.stamps) for each in made)
-        there = steps - sum(self._empty_steps(each) for each in made)
+        steps = sum(len(each.stamps) for each in series)
+        there = steps - sum(self._empty_steps(each) for each in series)
         gaps = f"{steps - there:,} of {steps:,} time stamps are missing between the first and the last"
         return [*([note] if note else []), f"a step is {step.words}", *([gaps] if steps > there else [])]
 
-    def _gaps(self, made: Sequence[OneSeries], values: np.ndarray, wrong: int) -> list[str]:
+    def _gaps(self, series: Sequence[OneSeries], values: np.ndarray, wrong: int) -> list[str]:
         """Return sentences on missing values. Raises ``UserError`` for missing values if bad rows are to be refused."""
         notes = list[str]()
         gaps = int(np.isnan(values).sum()) - wrong
@@ -215,7 +215,7 @@ class _Reader:
             if self.data.bad_rows == "refuse":
                 raise UserError(f"{text}; fill them in, or accept gaps with {self.where}.bad_rows=skip")
             notes.append(text)
-        if gaps > 0 or wrong or any(self._empty_steps(each) for each in made):
+        if gaps > 0 or wrong or any(self._empty_steps(each) for each in series):
             notes.append("inputs repeat the last value before a missing value; missing values are not predicted")
         return notes
 
@@ -227,12 +227,13 @@ class _Reader:
         if name is None:
             return Stamps(np.zeros(len(self.rows)), StampForm(NUMBER))
         cells = [row.values.get(name) for row in self.rows]
-        asked = getattr(self.data.processor, "dates", None) if learned is None else None
-        stamps = read_stamps(cells, asked or (learned and learned.dates))
+        preferred = getattr(self.data.processor, "dates", None) if learned is None else None
+        stamps = read_stamps(cells, preferred or (learned and learned.dates))
         wrong = np.flatnonzero(~np.isfinite(stamps.values))
-        if asked and stamps.form.name != asked:
+        if preferred and stamps.form.name != preferred:
             raise UserError(
-                f"{self.where}.processor.dates: the format {asked!r} does not fit {cells[0]!r} in the column {name!r}"
+                f"{self.where}.processor.dates: the format {preferred!r} does not fit {cells[0]!r} in the column "
+                f"{name!r}"
             )
         if len(wrong):
             first = self.rows[wrong[0]]
@@ -295,7 +296,7 @@ class _Reader:
         step: Step,
         placed: tuple[int, np.ndarray, np.ndarray],
         values: np.ndarray,
-        known: np.ndarray,
+        covariates: np.ndarray,
     ) -> OneSeries:
         """Build the series ``name`` on the grid, with each row at its step. Rows after the last value only provide
         covariates.
@@ -307,9 +308,9 @@ class _Reader:
                 f"the usual time between rows of {self.table.name} is {step.words}, and its {len(order):,} rows "
                 f"would span {count:,} such steps; give rows that are spaced more evenly"
             )
-        cells = [np.full((count, array.shape[1]), np.nan) for array in (values, known)]
+        cells = [np.full((count, array.shape[1]), np.nan) for array in (values, covariates)]
         later = np.lexsort((-away, places))  # of several rows in a step, the nearest is written last
-        for cell, array in zip(cells, (values, known), strict=True):
+        for cell, array in zip(cells, (values, covariates), strict=True):
             cell[places[later]] = array[order[later]]
         grid = np.asarray([times[0], *step.following(float(times[0]), count - 1)])
         grid[places[later]] = times[later]
@@ -352,15 +353,15 @@ class _Columns:
 
     def _column(self, name: str) -> np.ndarray:
         cells = [row.values.get(name) for row in self.rows]
-        found = read_numbers(cells, self.data.decimal, self.table.missing)
-        values, form = np.array(found.values), found.form
+        column = read_numbers(cells, self.data.decimal, self.table.missing)
+        values, form = np.array(column.values), column.form
         if form.question:
             raise UserError(
                 f"{self.table.name}: {form.doubt(name, f'{self.where}.decimal' if self.where == _DATA else '')}"
             )
         large = np.flatnonzero(np.abs(np.nan_to_num(values)) >= _LARGEST).tolist()
         values[large] = np.nan
-        wrong = sorted({*found.wrong, *large})
+        wrong = sorted({*column.wrong, *large})
         if wrong:
             self._tell(name, cells, wrong, sum(not is_empty(cell) for cell in cells))
         if np.isnan(values).all():
@@ -391,5 +392,5 @@ def ahead(each: OneSeries, step: Step, horizon: int) -> OneSeries:
     missing = max(0, end - len(each.stamps))
     stamps = np.concatenate((each.stamps, step.following(float(each.stamps[-1]), missing)))[:end]
     offsets = np.concatenate((each.offsets, np.repeat(each.offsets[-1:], missing)))[:end]
-    known = np.concatenate((each.known, np.full((missing, each.known.shape[1]), np.nan)))[:end]
-    return each._replace(stamps=stamps, offsets=offsets, known=known)
+    covariates = np.concatenate((each.known, np.full((missing, each.known.shape[1]), np.nan)))[:end]
+    return each._replace(stamps=stamps, offsets=offsets, known=covariates)

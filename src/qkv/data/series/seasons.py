@@ -32,13 +32,13 @@ def guess_period(series: Sequence[np.ndarray], step: Step) -> int | None:
                 count += 1
     if not count:
         return None
-    found = total / count
+    mean = total / count
     usual = usual_period(step)
-    if usual is not None and usual < most and found[usual] > _LEAST:
+    if usual is not None and usual < most and mean[usual] > _LEAST:
         return usual
-    peaks = [lag for lag in range(2, most - 1) if found[lag - 1] < found[lag] >= found[lag + 1]]
-    best = max(peaks, key=lambda lag: found[lag], default=0)
-    return best if best and found[best] > _LEAST else None
+    peaks = [lag for lag in range(2, most - 1) if mean[lag - 1] < mean[lag] >= mean[lag + 1]]
+    best = max(peaks, key=lambda lag: mean[lag], default=0)
+    return best if best and mean[best] > _LEAST else None
 
 
 def autocorrelation(values: np.ndarray, most: int) -> np.ndarray:
@@ -46,5 +46,5 @@ def autocorrelation(values: np.ndarray, most: int) -> np.ndarray:
     centred = values - values.mean()
     size = 1 << (2 * len(centred) - 1).bit_length()
     spectrum = np.fft.rfft(centred, size)
-    found = np.fft.irfft(spectrum * spectrum.conj(), size)[:most]
-    return found / found[0]
+    products = np.fft.irfft(spectrum * spectrum.conj(), size)[:most]
+    return products / products[0]

@@ -12,8 +12,8 @@ _LEAST = 1e-12
 
 def statistics(values: np.ndarray) -> np.ndarray:
     """Compute features of values (T, C) without gaps: ``SIMPLE`` per channel, and the logarithm of the length."""
-    found = [_of_channel(column) for column in np.asarray(values, np.float64).T]
-    return np.concatenate((*found, [np.log(len(values))])).astype(np.float32)
+    features = [_of_channel(column) for column in np.asarray(values, np.float64).T]
+    return np.concatenate((*features, [np.log(len(values))])).astype(np.float32)
 
 
 def _of_channel(x: np.ndarray) -> np.ndarray:

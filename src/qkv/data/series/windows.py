@@ -59,7 +59,7 @@ class Windows(NamedTuple):
         step read before.
         """
         steps = np.arange(self.past.shape[1])
-        before = np.stack([np.searchsorted(kept, steps, side="right") - 1 for kept in self.kept])
+        before = np.stack([np.searchsorted(places, steps, side="right") - 1 for places in self.kept])
         index = np.take_along_axis(self.kept, before.clip(min=0), 1)
         return np.take_along_axis(self.past, index[..., None], 1)
 
@@ -85,9 +85,9 @@ def fitted(panel: Panel, spec: Series, end: int, period: int | None) -> Series:
     ``end``.
     """
     past = [each.values[: max(0, end - each.first)] for each in panel.series]
-    known = [each.known[: max(0, end - each.first)] for each in panel.series]
+    covariates = [each.known[: max(0, end - each.first)] for each in panel.series]
     means, deviations = [], []
-    for name, rows in (*_by_column(panel.columns.channels, past), *_by_column(panel.columns.known, known)):
+    for name, rows in (*_by_column(panel.columns.channels, past), *_by_column(panel.columns.known, covariates)):
         seen = rows[~np.isnan(rows)]
         if not len(seen):
             raise UserError(f"the column {name!r} of {panel.name} has no number in the training split")
@@ -119,16 +119,16 @@ def _scaled(panel: Panel, each: OneSeries, processor: Series) -> ScaledSeries:
     mean, deviation = np.array(processor.mean), np.array(processor.deviation)
     count = len(processor.channels)
     values = (each.values - mean[:count]) / deviation[:count]
-    known = (each.known - mean[count:]) / deviation[count:]
+    covariates = (each.known - mean[count:]) / deviation[count:]
     if processor.calendar:
-        known = np.concatenate((known, calendar(each.local)), 1)
+        covariates = np.concatenate((covariates, calendar(each.local)), 1)
     places = (
         panel.step.places(each.stamps)
         if panel.step.unit not in ("months", "weekdays")
         else np.arange(len(each.stamps), dtype=float)
     )
     seen = ~np.isnan(values)
-    parts = (filled(values).astype(np.float32), seen, filled(known).astype(np.float32))
+    parts = (filled(values).astype(np.float32), seen, filled(covariates).astype(np.float32))
     return ScaledSeries(each.name, each.first, *parts, places)
 
 
@@ -139,9 +139,9 @@ def filled(values: np.ndarray) -> np.ndarray:
     seen = ~np.isnan(values)
     index = np.where(seen, np.arange(len(values))[:, None], 0)
     np.maximum.accumulate(index, axis=0, out=index)
-    found = np.take_along_axis(values, index, 0) if len(values) else values
+    previous = np.take_along_axis(values, index, 0) if len(values) else values
     first = np.take_along_axis(values, seen.argmax(0)[None], 0) if len(values) else values
-    return np.nan_to_num(np.where(np.isnan(found), first, found)) if len(values) else values
+    return np.nan_to_num(np.where(np.isnan(previous), first, previous)) if len(values) else values
 
 
 class Cutter:
@@ -201,20 +201,20 @@ def cut(
     context, horizon = lengths
     past = np.stack([series[i].values[start : start + context] for i, start in places])
     future = np.full((len(places), horizon, past.shape[2]), np.nan, np.float32)
-    known = np.zeros((len(places), context + horizon, series[0].known.shape[1]), np.float32)
+    covariates_ahead = np.zeros((len(places), context + horizon, series[0].known.shape[1]), np.float32)
     seen = np.stack([series[i].seen[start : start + context].any(1) for i, start in places])
     at = np.stack([series[i].places[start : start + context] for i, start in places])
     for row, (i, start) in enumerate(places):
         each = series[i]
         target = each.values[start + context : start + context + horizon]
         future[row, : len(target)] = np.where(each.seen[start + context :][:horizon], target, np.nan)
-        if known.shape[2]:
+        if covariates_ahead.shape[2]:
             covariates = each.known[start : start + context + horizon]
-            known[row, : len(covariates)] = covariates
-            known[row, len(covariates) :] = covariates[-1]
-    kept = np.broadcast_to(np.arange(context), (len(places), context))
+            covariates_ahead[row, : len(covariates)] = covariates
+            covariates_ahead[row, len(covariates) :] = covariates[-1]
+    indices = np.broadcast_to(np.arange(context), (len(places), context))
     if steps < context or (observed and not seen.all()):
         order = rng.random(seen.shape) + (~seen if observed else 0)
-        kept = np.sort(np.argsort(order, 1, kind="stable")[:, :steps], 1)
-    times = np.take_along_axis(at - at[:, -1:], kept, 1) / context
-    return Windows(past, known, future, kept, times.astype(np.float32))
+        indices = np.sort(np.argsort(order, 1, kind="stable")[:, :steps], 1)
+    times = np.take_along_axis(at - at[:, -1:], indices, 1) / context
+    return Windows(past, covariates_ahead, future, indices, times.astype(np.float32))

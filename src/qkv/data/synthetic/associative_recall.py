@@ -30,10 +30,10 @@ def associative_recall_batch(
     for name, value, least in (("batch", batch, 0), ("pairs", pairs, 1), ("keys", keys, pairs), ("values", values, 1)):
         check_at_least(name, value, least)
     chosen = rng.random((batch, keys)).argsort(1)[:, :pairs]
-    told = keys + rng.integers(0, values, (batch, pairs))
+    chosen_values = keys + rng.integers(0, values, (batch, pairs))
     order = rng.random((batch, pairs)).argsort(1)
-    asked, answers = (np.take_along_axis(each, order, 1) for each in (chosen, told))
-    ids = np.stack((np.concatenate((chosen, asked), 1), np.concatenate((told, answers), 1)), 2).reshape(
+    queries, answers = (np.take_along_axis(each, order, 1) for each in (chosen, chosen_values))
+    ids = np.stack((np.concatenate((chosen, queries), 1), np.concatenate((chosen_values, answers), 1)), 2).reshape(
         batch, 4 * pairs
     )
     targets = np.full_like(ids, IGNORED)

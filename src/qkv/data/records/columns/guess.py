@@ -36,21 +36,21 @@ class ColumnChoice(NamedTuple):
 
 
 def choose(
-    table: Table, roles: Sequence[Role], given: Mapping[str, str], where: str = "data", reserved: str | None = None
+    table: Table, roles: Sequence[Role], settings: Mapping[str, str], where: str = "data", reserved: str | None = None
 ) -> ColumnChoice:
-    """Choose the column of the table for each role (input text, label, …): as in ``given``, else by format, name, then
-    content.
+    """Choose the column of the table for each role (input text, label, …): as in ``settings``, else by format, name,
+    then content.
 
     ``reserved``: column with another purpose, which is not guessed. Raises ``UserError`` for an unknown column and if
     several columns are possible.
     """
     guess = _Guess(table, roles, where, reserved)
-    guess.take_given(given)
+    guess.take_given(settings)
     guess.by_format()
     guess.by_name()
     guess.by_content()
     columns = {role.name: guess.taken[role.name] for role in roles if role.name in guess.taken}
-    guessed = [(role, column) for role, column in columns.items() if role not in given]
+    guessed = [(role, column) for role, column in columns.items() if role not in settings]
     parts = [f"{column!r} {'as' if i else 'is taken as'} {role}" for i, (role, column) in enumerate(guessed)]
     note = f"{', '.join(parts)} (guessed)" if parts else ""
     several = next((columns[role.name] for role in roles if role.kind == "labels"), None)
@@ -79,14 +79,14 @@ class _Guess:
 
     @property
     def free(self) -> list[str]:
-        taken = {self.reserved, *self.taken.values()}
-        return [name for name in self.table.columns if name not in taken]
+        used_columns = {self.reserved, *self.taken.values()}
+        return [name for name in self.table.columns if name not in used_columns]
 
-    def take_given(self, given: Mapping[str, str]) -> None:
-        known = [role.name for role in self.roles]
-        for role, column in given.items():
-            if role not in known:
-                raise UserError(f"{self.option}: there is no role {role!r}; {nearest(role, known)}")
+    def take_given(self, settings: Mapping[str, str]) -> None:
+        names = [role.name for role in self.roles]
+        for role, column in settings.items():
+            if role not in names:
+                raise UserError(f"{self.option}: there is no role {role!r}; {nearest(role, names)}")
             if column not in self.table.columns:
                 raise UserError(
                     f"{self.option}.{role}: {self.table.name} has no column {column!r}; {self._near(column)}"
@@ -131,17 +131,17 @@ class _Guess:
         labels are all different. Only as many rows are read as the decision needs.
         """
 
-        def enough(found: Profile) -> bool:
+        def enough(profile: Profile) -> bool:
             if role.kind == "label":
-                return 1 < len(found.distinct) < found.filled or len(found.distinct) > MOST_LABELS
-            return found.filled >= _LOOKED_AT
+                return 1 < len(profile.distinct) < profile.filled or len(profile.distinct) > MOST_LABELS
+            return profile.filled >= _LOOKED_AT
 
-        found = Profile.of(self.table, column, enough)
+        profile = Profile.of(self.table, column, enough)
         if role.kind == "text":
-            return found.is_code and any(
+            return profile.is_code and any(
                 self.profiles[name].fits("text") and not self.profiles[name].is_label for name in self.free
             )
-        return role.kind == "label" and len(found.distinct) > 1 and found.contradicts("label")
+        return role.kind == "label" and len(profile.distinct) > 1 and profile.contradicts("label")
 
     def by_content(self) -> None:
         if self.open_roles:

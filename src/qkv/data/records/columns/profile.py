@@ -62,13 +62,13 @@ class Profile:
     @classmethod
     def of(cls, table: Table, name: str, enough: Callable[[Profile], bool]) -> Profile:
         """Compute the statistics of one column from its first rows, until ``enough`` is True."""
-        found = cls(name)
+        profile = cls(name)
         for row in table.rows:
             if isinstance(row, Row):
-                found.add(_filled(row.values.get(name), table))
-                if enough(found):
+                profile.add(_filled(row.values.get(name), table))
+                if enough(profile):
                     break
-        return found
+        return profile
 
     def add(self, value: Any) -> None:
         """Count one value of the column; empty values are skipped."""
@@ -173,12 +173,12 @@ class Profile:
 
 def profiles(table: Table) -> dict[str, Profile]:
     """Compute the statistics of every column of the table, by name."""
-    found = {name: Profile(name) for name in table.columns}
+    by_name = {name: Profile(name) for name in table.columns}
     for row in table.rows:
         if isinstance(row, Row):
-            for name, profile in found.items():
+            for name, profile in by_name.items():
                 profile.add(_filled(row.values.get(name), table))
-    return found
+    return by_name
 
 
 def _filled(value: Any, table: Table) -> Any:

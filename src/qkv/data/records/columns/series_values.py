@@ -61,38 +61,38 @@ def array_of(value: Any, names: Sequence[str] = ()) -> np.ndarray:
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     try:
-        found = np.array(value, dtype=np.float64)
+        array = np.array(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         raise Unusable(_fault(value)) from None
-    if found.ndim == 1:
-        found = found[:, None]
-    if found.ndim != 2:
-        raise Unusable(f"the series has the shape {found.shape}, not (steps,) or (steps, channels)")
-    if not found.size:
+    if array.ndim == 1:
+        array = array[:, None]
+    if array.ndim != 2:
+        raise Unusable(f"the series has the shape {array.shape}, not (steps,) or (steps, channels)")
+    if not array.size:
         raise Unusable("the series is empty")
-    if len(found) > LONGEST:
-        raise Unusable(f"the series has {len(found):,} steps, more than {LONGEST:,}")
-    if np.isnan(found).all():
+    if len(array) > LONGEST:
+        raise Unusable(f"the series has {len(array):,} steps, more than {LONGEST:,}")
+    if np.isnan(array).all():
         raise Unusable("the series holds no number")
-    if np.abs(np.nan_to_num(found, nan=0.0, posinf=math.inf)).max() > LARGEST_NUMBER:
+    if np.abs(np.nan_to_num(array, nan=0.0, posinf=math.inf)).max() > LARGEST_NUMBER:
         raise Unusable(f"the series holds a number that is infinite or exceeds {LARGEST_NUMBER:g}")
-    return found
+    return array
 
 
 def _of_channels(value: Mapping[Any, Any], names: Sequence[str]) -> np.ndarray:
-    found = {str(name): array_of(each) for name, each in value.items()}
-    if not found:
+    arrays = {str(name): array_of(each) for name, each in value.items()}
+    if not arrays:
         raise Unusable("the series is empty")
-    if names and set(names) != set(found):
-        raise Unusable(f"the series has the channels {', '.join(found)}, and the model reads {', '.join(names)}")
-    lengths = {name: len(each) for name, each in found.items()}
+    if names and set(names) != set(arrays):
+        raise Unusable(f"the series has the channels {', '.join(arrays)}, and the model reads {', '.join(names)}")
+    lengths = {name: len(each) for name, each in arrays.items()}
     if len(set(lengths.values())) > 1:
         short, long = min(lengths, key=lengths.__getitem__), max(lengths, key=lengths.__getitem__)
         raise Unusable(f"the channel {short!r} has {lengths[short]:,} steps and {long!r} has {lengths[long]:,}")
-    wide = next((name for name, each in found.items() if each.shape[1] != 1), None)
+    wide = next((name for name, each in arrays.items() if each.shape[1] != 1), None)
     if wide is not None:
         raise Unusable(f"the channel {wide!r} is not a list of numbers")
-    return np.concatenate([found[name] for name in names or found], 1)
+    return np.concatenate([arrays[name] for name in names or arrays], 1)
 
 
 def _parsed(text: str) -> Any:

@@ -19,18 +19,18 @@ def trained_columns(
     memory, a column may also have the name of its role. ``option``: function from a role's name to the option that sets
     its column. Raises ``UserError`` for a column that is missing.
     """
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     for role in roles:
         column = trained.get(role.name)
         if column is None:
             continue
         if column in table.columns:
-            found[role.name] = column
+            columns[role.name] = column
         elif table.given and role.name in table.columns:
-            found[role.name] = role.name
+            columns[role.name] = role.name
         elif len(table.defaults.get(role.kind, ())) != 1:
             raise UserError(
                 f"{table.name} has no column {column!r}, which the run was trained on; "
                 f"name the column to read with {option(role.name)}"
             )
-    return found
+    return columns

@@ -18,8 +18,8 @@ def variants(rows: Sequence[Mapping[str, Any]], roles: Sequence[Role], name: str
 
     They stay different labels, because case distinguishes some labels, such as chemical symbols and tags.
     """
-    found = ((role, _groups(_labels(rows, role))) for role in roles if role.kind in ("label", "labels", "tags"))
-    return [_sentence(role, groups, name) for role, groups in found if groups]
+    grouped = ((role, _groups(_labels(rows, role))) for role in roles if role.kind in ("label", "labels", "tags"))
+    return [_sentence(role, groups, name) for role, groups in grouped if groups]
 
 
 def _labels(rows: Sequence[Mapping[str, Any]], role: Role) -> Counter[str]:

@@ -62,15 +62,15 @@ def holds_clips(folder: Path) -> bool:
     Clips are animations, arrays of frames, or folders of frames inside folders of classes. The frames of a folder must
     be numbered from 0 or 1 without gaps and must clearly belong to one film.
     """
-    found = _pictures(folder)
-    files = [path for each in found.values() for path in each]
+    pictures = _pictures(folder)
+    files = [path for each in pictures.values() for path in each]
     some = files[:: max(1, len(files) // _SAMPLE)]
     arrays = sum(path.suffix.lower() == ARRAYS for path in files)
     if arrays or not files:
         return bool(files) and arrays == len(files) and all(map(_is_array_of_frames, some))
     if all(map(_is_animation, some)):
         return True
-    return _are_numbered(found) and _are_films(found)
+    return _are_numbered(pictures) and _are_films(pictures)
 
 
 def numbered_pictures(folder: Path) -> bool:
@@ -84,26 +84,28 @@ def _pictures(folder: Path) -> dict[Path, list[Path]]:
     return {room: visible(room, also=(ARRAYS,))[0] for room in rooms.values()}
 
 
-def _are_numbered(found: Mapping[Path, Sequence[Path]]) -> bool:
-    """Return True if all files in the split folders ``found`` are numbered frames in subfolders of class folders."""
-    return any(found.values()) and all(_are_numbered_frames(room, each) for room, each in found.items())
+def _are_numbered(pictures: Mapping[Path, Sequence[Path]]) -> bool:
+    """Return True if all files in the split folders ``pictures`` are numbered frames in subfolders of class folders."""
+    return any(pictures.values()) and all(_are_numbered_frames(room, each) for room, each in pictures.items())
 
 
-def _are_films(found: Mapping[Path, Sequence[Path]]) -> bool:
+def _are_films(pictures: Mapping[Path, Sequence[Path]]) -> bool:
     """Return True if numbered pictures in folders are clearly frames of films.
 
     The pictures of a folder must have one size. In addition, either all files and all folders have the same names
     except for numbers, as in ``clip7/frame1.png``, or neighbouring pictures look alike. Numbered files alone do not
     distinguish ``dog/husky/1.jpg`` from a clip.
     """
-    folders = [(path, each) for room, files in found.items() for path, each in frame_folders(room, files).items()]
+    folders = [(path, each) for room, files in pictures.items() for path, each in frame_folders(room, files).items()]
     some = folders[:: max(1, len(folders) // _SAMPLE)]
     if not all(_have_one_size(each[:_SAMPLE]) for _, each in some):
         return False
     names = {_numbered(path)[0] for path, _ in folders if _numbered(path)[1]}
     numbered = len(names) == 1 and "" not in names and all(_numbered(path)[1] for path, _ in folders)
     frames = {_numbered(each[0])[0] for _, each in folders}
-    return (numbered and len(frames) == 1 and len(folders) > len(found)) or _are_continuous([each for _, each in some])
+    return (numbered and len(frames) == 1 and len(folders) > len(pictures)) or _are_continuous(
+        [each for _, each in some]
+    )
 
 
 def _have_one_size(files: Sequence[Path]) -> bool:
@@ -130,10 +132,10 @@ def _thumbnail(path: Path) -> np.ndarray:
 
 def _is_array_of_frames(path: Path) -> bool:
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return False
-    return are_frames(found.shape, found.dtype)
+    return are_frames(array.shape, array.dtype)
 
 
 def _is_animation(path: Path) -> bool:
@@ -157,13 +159,13 @@ def frame_folders(room: Path, files: Sequence[Path]) -> dict[Path, list[Path]]:
     A folder of frames lies below a class folder in ``room``, and holds at least two files whose names differ only by a
     number.
     """
-    found = dict[Path, list[Path]]()
+    folders = dict[Path, list[Path]]()
     for path in files:
         if len(path.relative_to(room).parts) > 2:
-            found.setdefault(path.parent, []).append(path)
+            folders.setdefault(path.parent, []).append(path)
     return {
         folder: in_order(each)
-        for folder, each in found.items()
+        for folder, each in folders.items()
         if len(each) > 1 and len({(_numbered(path)[0], path.suffix) for path in each}) == 1 and _numbered(each[0])[1]
     }
 
@@ -172,15 +174,15 @@ def clips_in(folder: Path) -> tuple[list[Path], list[Path]]:
     """Return (clips in a folder and below, other files). Clips are files of animations and arrays, and folders of
     frames.
     """
-    files, others = visible(folder, also=(ARRAYS,))
+    files, other_files = visible(folder, also=(ARRAYS,))
     folders = frame_folders(folder, files)
-    return sorted({path.parent if path.parent in folders else path for path in files}), others
+    return sorted({path.parent if path.parent in folders else path for path in files}), other_files
 
 
 def _numbered(path: Path) -> tuple[str, str]:
     """Split a file's name into (text, number at the end); the number is "" if there is none."""
-    found = _NUMBER.fullmatch(path.stem)
-    return (found[1], found[2]) if found else (path.stem, "")
+    match = _NUMBER.fullmatch(path.stem)
+    return (match[1], match[2]) if match else (path.stem, "")
 
 
 def pixel_table(text: TextSource, arrays: Mapping[str, np.ndarray]) -> Table:
@@ -193,12 +195,12 @@ def pixel_table(text: TextSource, arrays: Mapping[str, np.ndarray]) -> Table:
     if len(large) != 1:
         raise UserError(f"{text.name} has several arrays of pixels, {', '.join(large)}; keep one of them")
     values = arrays[large[0]]
-    others = {name: each for name, each in arrays.items() if each.ndim == 1 and len(each) == len(values)}
+    columns = {name: each for name, each in arrays.items() if each.ndim == 1 and len(each) == len(values)}
     rows = [
-        Row(i + 1, {_IMAGE: values[i], **{name: each[i].item() for name, each in others.items()}})
+        Row(i + 1, {_IMAGE: values[i], **{name: each[i].item() for name, each in columns.items()}})
         for i in range(len(values))
     ]
-    return Table(text.name, (_IMAGE, *others), lambda: iter(rows), text.digest(), {_IMAGE: (_IMAGE,)})
+    return Table(text.name, (_IMAGE, *columns), lambda: iter(rows), text.digest(), {_IMAGE: (_IMAGE,)})
 
 
 def are_pixels(array: np.ndarray) -> bool:

@@ -60,10 +60,10 @@ def visible(folder: Path, also: Sequence[str] = ()) -> tuple[list[Path], list[Pa
 
     ``also``: further extensions of images.
     """
-    images, others = list[Path](), list[Path]()
+    images, rest = list[Path](), list[Path]()
     for path in sorted(_files(folder)):
-        (images if path.suffix.lower() in (*SUFFIXES, *also) else others).append(path)
-    return images, others
+        (images if path.suffix.lower() in (*SUFFIXES, *also) else rest).append(path)
+    return images, rest
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -83,10 +83,10 @@ def split_named(name: str) -> tuple[str, tuple[str, ...]] | None:
     """
     words = [word for word in re.split(r"[\W_]+", name.casefold()) if word]
     words = [part for word in words for part in _parted(word)]
-    found = [_SPLITS[word] for word in words if word in _SPLITS]
-    if len(found) != 1:
+    splits = [_SPLITS[word] for word in words if word in _SPLITS]
+    if len(splits) != 1:
         return None
-    return found[0], tuple(word for word in words if word not in _SPLITS and word not in _FILLERS)
+    return splits[0], tuple(word for word in words if word not in _SPLITS and word not in _FILLERS)
 
 
 def _parted(word: str) -> tuple[str, ...]:
@@ -140,7 +140,7 @@ def _splits(holding: Sequence[Path]) -> dict[str, Path]:
     """Return the folder of each split among folders of images; empty if the folders are classes. Raises
     ``UserError``.
     """
-    named = [(path, found) for path in holding if (found := split_named(path.name)) is not None]
+    named = [(path, part) for path in holding if (part := split_named(path.name)) is not None]
     rests = [rest for _, (split, rest) in named if split == "train"]
     if not rests:
         return {}

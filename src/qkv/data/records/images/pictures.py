@@ -45,9 +45,9 @@ def as_uri(value: Any) -> str:
     from PIL import Image
 
     image = Image.fromarray(value[..., 0] if value.shape[2:] == (1,) else value) if is_pixels(value) else value
-    held = io.BytesIO()
-    (image.convert("RGB") if image.mode == "CMYK" else image).save(held, "PNG")
-    return f"{URI}png;base64,{base64.b64encode(held.getvalue()).decode()}"
+    buffer = io.BytesIO()
+    (image.convert("RGB") if image.mode == "CMYK" else image).save(buffer, "PNG")
+    return f"{URI}png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def folder_tables(source: str, option: str, values: Values | None = None, also: Sequence[str] = ()) -> dict[str, Table]:
@@ -83,9 +83,9 @@ def values_in(folder: Path, values: Values | None) -> tuple[list[Path], list[Pat
     return visible(folder) if values is None else values(folder)
 
 
-def _table(found: Mapping[Path, tuple[list[Path], list[Path]]], name: str, option: str) -> Table:
+def _table(contents: Mapping[Path, tuple[list[Path], list[Path]]], name: str, option: str) -> Table:
     """Build the table of the images in some folders, whose subfolders are classes."""
-    images = [(folder, path) for folder, (each, _) in found.items() for path in each]
+    images = [(folder, path) for folder, (each, _) in contents.items() for path in each]
     if not images:
         raise UserError(
             f"{option}: the folder {name!r} holds no image; name a file, or a folder with one subfolder of images for "
@@ -100,8 +100,8 @@ def _table(found: Mapping[Path, tuple[list[Path], list[Path]]], name: str, optio
 
     columns = ("image", "label") if labelled else ("image",)
     defaults = {"image": ("image",), "label": columns[1:]}
-    others = [path.name for _, each in found.values() for path in each]
-    return Table(name, columns, parse, _digest(images), defaults, notes=_notes(name, others))
+    other_files = [path.name for _, each in contents.values() for path in each]
+    return Table(name, columns, parse, _digest(images), defaults, notes=_notes(name, other_files))
 
 
 def _digest(images: Sequence[tuple[Path, Path]]) -> str:
@@ -113,10 +113,10 @@ def _digest(images: Sequence[tuple[Path, Path]]) -> str:
     return total.hexdigest()
 
 
-def _notes(name: str, others: Sequence[str]) -> tuple[str, ...]:
-    if not others:
+def _notes(name: str, other_files: Sequence[str]) -> tuple[str, ...]:
+    if not other_files:
         return ()
-    some = ", ".join(others[:_SHOWN]) + (" …" if len(others) > _SHOWN else "")
-    if len(others) == 1:
+    some = ", ".join(other_files[:_SHOWN]) + (" …" if len(other_files) > _SHOWN else "")
+    if len(other_files) == 1:
         return (f"1 file of {name} is not an image and was ignored: {some}",)
-    return (f"{len(others):,} files of {name} are not images and were ignored: {some}",)
+    return (f"{len(other_files):,} files of {name} are not images and were ignored: {some}",)

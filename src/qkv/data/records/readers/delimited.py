@@ -34,18 +34,20 @@ class Dialect(NamedTuple):
     quoted: bool
 
 
-def delimited(text: TextSource, format: Literal["csv", "tsv"], given: Iterable[str] = (), header: bool = True) -> Table:
+def delimited(
+    text: TextSource, format: Literal["csv", "tsv"], columns: Iterable[str] = (), header: bool = True
+) -> Table:
     """Read a CSV or TSV file as a table.
 
-    If ``given`` names a column by a number that is not a name in the header, or if ``header`` is False, the file has no
-    header: columns are called "1", "2", … and line 1 is a row. Raises ``UserError`` for an empty file or duplicate
+    If ``columns`` names a column by a number that is not a name in the header, or if ``header`` is False, the file has
+    no header: columns are called "1", "2", … and line 1 is a row. Raises ``UserError`` for an empty file or duplicate
     column names.
     """
     records = _reader(text, format)
     first = next(iter(records()), None)
     if first is None:
         raise UserError(f"{text.name} is empty")
-    by_number = any(column.isdecimal() and column not in map(str.strip, first.fields) for column in given)
+    by_number = any(column.isdecimal() and column not in map(str.strip, first.fields) for column in columns)
     if (by_number or not header) and not first.error:
         return _table(text, numbered(len(first.fields), text.name), records, header=False)
     return _table(text, read_header(text.name, records), records, header=True)
@@ -71,19 +73,19 @@ def first_fields(text: TextSource, delimiter: str) -> list[str]:
     return record.fields if record else []
 
 
-def _table(text: TextSource, found: TableHeader, records: Callable[[], Iterable[Fields]], header: bool) -> Table:
-    columns = found.columns
+def _table(text: TextSource, first: TableHeader, records: Callable[[], Iterable[Fields]], header: bool) -> Table:
+    columns = first.columns
 
     def rows() -> Iterator[Row | BadRow]:
-        for record in itertools.islice(records(), found.before, None):
-            cells = None if record.error else found.cells(record.fields)
+        for record in itertools.islice(records(), first.before, None):
+            cells = None if record.error else first.cells(record.fields)
             if cells is not None:
                 yield Row(record.line, dict(zip(columns, cells, strict=True)))
             else:
-                counts = f"{_count(len(record.fields), 'field')} instead of {len(found.names)}"
+                counts = f"{_count(len(record.fields), 'field')} instead of {len(first.names)}"
                 yield BadRow(text.name, record.line, record.error or counts)
 
-    return Table(text.name, columns, rows, text.digest(), header=header, notes=found.notes, missing=MISSING)
+    return Table(text.name, columns, rows, text.digest(), header=header, notes=first.notes, missing=MISSING)
 
 
 def _records(text: TextSource, dialect: Dialect) -> Iterator[Fields]:
@@ -122,14 +124,14 @@ def _delimiter(text: TextSource) -> str:
     """
     beginning = head(text).splitlines(keepends=True)
     counts = {delimiter: _field_counts(beginning, delimiter) for delimiter in DELIMITERS}
-    titled = all(not found or found[0] == 1 for found in counts.values())
+    titled = all(not sizes or sizes[0] == 1 for sizes in counts.values())
 
     def agreement(delimiter: str) -> float:
-        found = counts[delimiter]
-        several = Counter(count for count in found if count > 1)
+        sizes = counts[delimiter]
+        several = Counter(count for count in sizes if count > 1)
         if titled or not several:
-            return max(several.values(), default=0) / max(1, len(found))
-        return found.count(found[0]) / len(found) if found[0] > 1 else 0.0
+            return max(several.values(), default=0) / max(1, len(sizes))
+        return sizes.count(sizes[0]) / len(sizes) if sizes[0] > 1 else 0.0
 
     return max(DELIMITERS, key=agreement)
 
@@ -153,10 +155,10 @@ def _tab_separated(text: TextSource) -> Callable[[], Iterable[Fields]]:
     if not any('"' in field for record in literal for field in record.fields):
         return lambda: literal
     try:
-        found = list(_records(text, Dialect("\t", True)))
+        rows = list(_records(text, Dialect("\t", True)))
     except UserError:  # a quote that is never closed
         return lambda: literal
-    return lambda: found if _are_alike(found) else literal
+    return lambda: rows if _are_alike(rows) else literal
 
 
 def _are_alike(records: Sequence[Fields]) -> bool:

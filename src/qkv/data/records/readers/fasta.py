@@ -51,6 +51,6 @@ def _row(text: TextSource, line: int, header: str, parts: list[str]) -> Row | Ba
     if wrong := re.search(r"[^A-Z*.-]", sequence):
         return BadRow(text.name, line, f"{wrong.group()!r} is not a letter of a sequence")
     name, _, rest = header.partition(" ")
-    found = {pair: value.strip() for pair, value in _PAIR.findall(rest)}
+    pairs = {pair: value.strip() for pair, value in _PAIR.findall(rest)}
     description = _PAIR.sub("", rest).strip()
-    return Row(line, {**found, "id": name, "description": description, "sequence": sequence})
+    return Row(line, {**pairs, "id": name, "description": description, "sequence": sequence})

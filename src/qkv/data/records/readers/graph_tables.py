@@ -31,12 +31,12 @@ def with_graphs(table: Table) -> Table:
         for row in table.parse():
             if isinstance(row, Row):
                 graph = {key: value for key, value in row.values.items() if key in _KEYS and value is not None}
-                others = {key: value for key, value in row.values.items() if key not in _KEYS}
-                row = row._replace(values={GRAPH: graph, **others})
+                rest = {key: value for key, value in row.values.items() if key not in _KEYS}
+                row = row._replace(values={GRAPH: graph, **rest})
             yield row
 
-    others = tuple(column for column in table.columns if column not in _KEYS)
-    return replace(table, columns=(GRAPH, *others), parse=parse)
+    rest = tuple(column for column in table.columns if column not in _KEYS)
+    return replace(table, columns=(GRAPH, *rest), parse=parse)
 
 
 def graph_table(text: TextSource, arrays: dict[str, np.ndarray]) -> Table:
@@ -67,8 +67,8 @@ def _graphs(arrays: dict[str, np.ndarray], starts: np.ndarray, name: str) -> Ite
     order = np.argsort(owners, kind="stable")
     ends = np.searchsorted(owners[order], np.arange(len(starts)))
     for i, (first, last) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
-        own = edges[order[ends[i] : ends[i + 1]]].astype(np.int64) - first
-        graph: dict[str, Any] = {"num_nodes": last - first, "edges": own.tolist()}
+        local = edges[order[ends[i] : ends[i + 1]]].astype(np.int64) - first
+        graph: dict[str, Any] = {"num_nodes": last - first, "edges": local.tolist()}
         if tags is not None:
             graph["tags"] = tags[first:last].tolist()
         if features is not None:
@@ -83,6 +83,6 @@ def _check(edges: np.ndarray, tags: np.ndarray | None, features: Any, count: int
         raise UserError(f"{name}: an edge has a node outside of 0 to {count - 1}")
     if isinstance(features, dict):
         raise UserError(f"{name}: features of several graphs are read as rows; give features (nodes, F)")
-    for what, found in (("node_tags", tags), ("features", features)):
-        if found is not None and len(found) != count:
-            raise UserError(f"{name}: {len(found):,} {what} are given for {count:,} nodes")
+    for what, values in (("node_tags", tags), ("features", features)):
+        if values is not None and len(values) != count:
+            raise UserError(f"{name}: {len(values):,} {what} are given for {count:,} nodes")

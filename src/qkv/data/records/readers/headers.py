@@ -58,10 +58,10 @@ class TableHeader(NamedTuple):
 
         Empty fields at the end are ignored, and so are the fields of columns without a name and values.
         """
-        found = len(fields)
-        if found > len(self.names) and not any(field.strip() for field in fields[len(self.names) :]):
-            found = len(self.names)
-        if found > len(self.names) or found <= max(self.kept, default=-1):
+        size = len(fields)
+        if size > len(self.names) and not any(field.strip() for field in fields[len(self.names) :]):
+            size = len(self.names)
+        if size > len(self.names) or size <= max(self.kept, default=-1):
             return None
         return [fields[i] for i in self.kept]
 
@@ -70,8 +70,8 @@ def separator_line(first_line: str) -> str | None:
     """Return the delimiter that the first line of a file names for spreadsheets, as in ``sep=;``; None if it names
     none.
     """
-    found = _SEPARATOR.fullmatch(first_line)
-    return found[1] if found else None
+    match = _SEPARATOR.fullmatch(first_line)
+    return match[1] if match else None
 
 
 def numbered(count: int, name: str) -> TableHeader:
@@ -105,8 +105,8 @@ def read_header(name: str, records: Callable[[], Iterable[Fields]]) -> TableHead
     for i in unnamed:
         names[i] = next(UNNAMED.format(k) for k in itertools.count(i) if UNNAMED.format(k) not in names)
     empty = _empty(unnamed, records, titles + 1) if unnamed else set[int]()
-    found = TableHeader(tuple(names), tuple(i for i in range(len(names)) if i not in empty), titles + 1)
-    return found._replace(notes=(*notes, *_told(name, found, [i for i in unnamed if i not in empty])))
+    result = TableHeader(tuple(names), tuple(i for i in range(len(names)) if i not in empty), titles + 1)
+    return result._replace(notes=(*notes, *_told(name, result, [i for i in unnamed if i not in empty])))
 
 
 def _lines(count: int) -> str:

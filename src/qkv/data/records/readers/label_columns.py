@@ -21,31 +21,33 @@ _UNKNOWN = frozenset(("-1", "-1.0"))
 """Cell values that mean that it is unknown whether a row has the label."""
 
 
-def with_labels(table: Table, roles: Sequence[Role], given: Mapping[str, str], option: str) -> Table:
+def with_labels(table: Table, roles: Sequence[Role], columns: Mapping[str, str], option: str) -> Table:
     """Join columns of 0 and 1, named after the labels, to one column of lists for a role of several labels.
 
-    ``given``: columns by role; the labels may be several columns, as in "toxic,insult" or "toxic..insult". Otherwise,
+    ``columns``: columns by role; the labels may be several columns, as in "toxic,insult" or "toxic..insult". Otherwise,
     all columns of 0 and 1 are labels, unless a column has the name of the role. Raises ``UserError`` for unknown
-    columns, and for columns in ``given`` that hold other values.
+    columns, and for columns in ``columns`` that hold other values.
     """
     role = next((role for role in roles if role.kind == LABELS), None)
     if role is None:
         return table
-    asked = given.get(role.name)
-    if asked is not None:
-        if asked in table.columns or not ("," in asked or TO in asked):
+    setting = columns.get(role.name)
+    if setting is not None:
+        if setting in table.columns or not ("," in setting or TO in setting):
             return table
-        return _joined(table, asked, named_columns(table, asked, f"{option}.{role.name}"))
+        return _joined(table, setting, named_columns(table, setting, f"{option}.{role.name}"))
     names = {plain(name) for name in (role.name, *role.names)}
     if table.defaults.get(LABELS) or any(plain(column) in names for column in table.columns):
         return table
-    found = [
-        name for name, each in profiles(table).items() if each.is_flag and not each.is_id and name not in given.values()
+    flags = [
+        name
+        for name, each in profiles(table).items()
+        if each.is_flag and not each.is_id and name not in columns.values()
     ]
-    if len(found) < 2:
+    if len(flags) < 2:
         return table
-    told = f"the {len(found)} columns of 0 and 1 {range_of(table, found)!r} are taken as {role.name} (guessed)"
-    return _joined(table, range_of(table, found), found, told)
+    note = f"the {len(flags)} columns of 0 and 1 {range_of(table, flags)!r} are taken as {role.name} (guessed)"
+    return _joined(table, range_of(table, flags), flags, note)
 
 
 def _joined(table: Table, name: str, columns: Sequence[str], note: str = "") -> Table:
@@ -64,7 +66,7 @@ def _joined(table: Table, name: str, columns: Sequence[str], note: str = "") -> 
         blank = written and all(cell == "" for cell in cells.values())
         unknown = blank or any(cell in _UNKNOWN for cell in cells.values())
         labels = None if unknown else [column for column, cell in cells.items() if cell in _YES]
-        return row._replace(values={**{key: row.values[key] for key in others if key in row.values}, name: labels})
+        return row._replace(values={**{key: row.values[key] for key in rest if key in row.values}, name: labels})
 
     # If the table has cells that mean "no", a row of empty cells was not labelled; otherwise it has none of the labels.
     written = any(
@@ -73,10 +75,10 @@ def _joined(table: Table, name: str, columns: Sequence[str], note: str = "") -> 
         if isinstance(row, Row)
         for column in columns
     )
-    others = [column for column in table.columns if column not in set(columns)]
+    rest = [column for column in table.columns if column not in set(columns)]
     joined = replace(
         table,
-        columns=(*others, name),
+        columns=(*rest, name),
         parse=parse,
         defaults={**table.defaults, LABELS: (name,)},
         notes=(*table.notes, *([note] if note else [])),

@@ -16,7 +16,7 @@ def parallel(first: TextSource, second: TextSource, columns: tuple[str, str] = (
     Raises ``UserError``, with both counts, if the numbers of lines differ.
     """
     read = [[line.rstrip("\r\n") for line in lines(text)] for text in (first, second)]
-    counts = [len(found) for found in read]
+    counts = [len(lines_of_files) for lines_of_files in read]
     if counts[0] != counts[1]:
         raise UserError(
             f"{first.name} has {counts[0]:,} lines and {second.name} has {counts[1]:,}; "

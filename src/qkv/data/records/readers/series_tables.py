@@ -32,55 +32,55 @@ def holds_series(table: Table) -> bool:
     """Return True if the rows of a table are series: a column holds lists of numbers, or nearly all columns hold
     numbers.
     """
-    found = profiles(table)
-    others = [each for each in found.values() if not each.is_number and not each.is_series and each.filled]
-    if any(each.objects or each.images or each.clips or (each.length > _TEXT and not each.is_label) for each in others):
+    columns = profiles(table)
+    texts = [each for each in columns.values() if not each.is_number and not each.is_series and each.filled]
+    if any(each.objects or each.images or each.clips or (each.length > _TEXT and not each.is_label) for each in texts):
         return False
-    if any(each.is_series for each in found.values()):
+    if any(each.is_series for each in columns.values()):
         return True
-    others = [each for each in others if not _names_rows(each)]
-    numbers = [each for each in found.values() if each.is_number and not _names_rows(each)]
-    return len(numbers) >= _FEWEST and len(others) <= 1 and all(each.is_label for each in others)
+    texts = [each for each in texts if not _names_rows(each)]
+    numbers = [each for each in columns.values() if each.is_number and not _names_rows(each)]
+    return len(numbers) >= _FEWEST and len(texts) <= 1 and all(each.is_label for each in texts)
 
 
 def _names_rows(profile: Profile) -> bool:
     return plain(profile.name) in IDS
 
 
-def with_series(table: Table, roles: Sequence[Role], given: Mapping[str, str], option: str) -> Table:
+def with_series(table: Table, roles: Sequence[Role], settings: Mapping[str, str], option: str) -> Table:
     """Join columns of a table to one column of series, for the role of series.
 
-    The table is unchanged if it has such a column already, or if no role is a series. ``given``: columns by role; the
-    series may be several columns, as in "x,y,z" or "t0..t95". Columns of lists become channels, columns of numbers
-    become steps. Without ``given``, the series are the columns of lists, else the columns of numbers that no other role
-    uses. Raises ``UserError`` for unknown columns.
+    The table is unchanged if it has such a column already, or if no role is a series. ``settings``: columns by role;
+    the series may be several columns, as in "x,y,z" or "t0..t95". Columns of lists become channels, columns of numbers
+    become steps. Without ``settings``, the series are the columns of lists, else the columns of numbers that no other
+    role uses. Raises ``UserError`` for unknown columns.
     """
     role = next((role for role in roles if role.kind == SERIES), None)
     if role is None:
         return table
-    asked = given.get(role.name)
-    if asked in table.columns:
+    column = settings.get(role.name)
+    if column in table.columns:
         return table
-    if asked is not None and ("," in asked or TO in asked):
-        columns = named_columns(table, asked, f"{option}.{role.name}")
-        return _joined(table, asked, columns)
-    taken = _taken(table, [other for other in roles if other is not role], given)
-    found = {name: each for name, each in profiles(table).items() if name not in taken}
-    lists = [name for name, each in found.items() if each.is_series]
-    if len(lists) == 1 or (not lists and len(found) < 2):
+    if column is not None and ("," in column or TO in column):
+        columns = named_columns(table, column, f"{option}.{role.name}")
+        return _joined(table, column, columns)
+    used_columns = _taken(table, [other for other in roles if other is not role], settings)
+    candidates = {name: each for name, each in profiles(table).items() if name not in used_columns}
+    lists = [name for name, each in candidates.items() if each.is_series]
+    if len(lists) == 1 or (not lists and len(candidates) < 2):
         return replace(table, defaults={**table.defaults, SERIES: tuple(lists)})
     if lists:
         return _joined(table, ",".join(lists), lists, f"the lists {_shown(lists)} are taken as channels (guessed)")
-    first = next(iter(found))
+    first = next(iter(candidates))
     numbers = [
         name
-        for name, each in found.items()
+        for name, each in candidates.items()
         if (each.is_number or not each.filled) and not _names_rows(each) and not (name == first and each.is_id)
     ]
     if len(numbers) < 2:
         return table
     for other in roles:
-        if other.kind == "number" and not taken:
+        if other.kind == "number" and not used_columns:
             raise UserError(
                 f"{table.name}: which column is the {other.name}? The other columns of numbers are the steps of a "
                 f"series; name it, such as {option}={{{other.name}: {table.columns[-1]}}}"
@@ -94,18 +94,18 @@ def _shown(names: Sequence[str]) -> str:
     return f"{len(names)} columns {names[0]!r} to {names[-1]!r}"
 
 
-def _taken(table: Table, roles: Sequence[Role], given: Mapping[str, str]) -> set[str]:
-    """Return the columns of the other roles: as in ``given``, else by their usual names, or as the format defines
+def _taken(table: Table, roles: Sequence[Role], settings: Mapping[str, str]) -> set[str]:
+    """Return the columns of the other roles: as in ``settings``, else by their usual names, or as the format defines
     them.
     """
-    found = {column for column in given.values() if column in table.columns}
+    columns = {column for column in settings.values() if column in table.columns}
     for role in roles:
-        if role.name in given or role.optional:
+        if role.name in settings or role.optional:
             continue
         names = [plain(name) for name in (role.name, *role.names)]
         named = sorted((name for name in table.columns if plain(name) in names), key=lambda n: names.index(plain(n)))
-        found |= {*named[:1], *table.defaults.get(role.kind, ())}
-    return found
+        columns |= {*named[:1], *table.defaults.get(role.kind, ())}
+    return columns
 
 
 def range_of(table: Table, names: Sequence[str]) -> str:
@@ -119,19 +119,19 @@ def range_of(table: Table, names: Sequence[str]) -> str:
     return ",".join(parts)
 
 
-def named_columns(table: Table, asked: str, option: str) -> list[str]:
+def named_columns(table: Table, names: str, option: str) -> list[str]:
     """Return the columns that "a,b" or "a..c" names. Raises ``UserError`` for a missing column."""
-    found = list[str]()
-    for part in (part.strip() for part in asked.split(",")):
+    columns = list[str]()
+    for part in (part.strip() for part in names.split(",")):
         ends = [part] if part in table.columns else [end.strip() for end in part.split(TO, 1)]
         for end in ends:
             if end not in table.columns:
                 raise UserError(f"{option}: {table.name} has no column {end!r}; {nearest(end, table.columns)}")
         first, last = table.columns.index(ends[0]), table.columns.index(ends[-1])
-        found += table.columns[first : last + 1]
-    if not found or len(set(found)) < len(found):
-        raise UserError(f"{option}: {asked!r} given; name each column once, in their order")
-    return found
+        columns += table.columns[first : last + 1]
+    if not columns or len(set(columns)) < len(columns):
+        raise UserError(f"{option}: {names!r} given; name each column once, in their order")
+    return columns
 
 
 def _joined(table: Table, name: str, columns: Sequence[str], note: str = "") -> Table:
@@ -145,16 +145,16 @@ def _joined(table: Table, name: str, columns: Sequence[str], note: str = "") -> 
 
     def _row(values: Mapping[str, Any]) -> dict[str, Any]:
         cells = [values.get(column) for column in columns]
-        kept = {column: value for column, value in values.items() if column not in gone}
+        rest = {column: value for column, value in values.items() if column not in gone}
         if any(isinstance(cell, (list, np.ndarray)) or (isinstance(cell, str) and "[" in cell) for cell in cells):
-            return {**kept, name: dict(zip(columns, cells, strict=True))}
-        return {**kept, name: [None if _empty(cell, table.missing) else numbers(cell) for cell in cells]}
+            return {**rest, name: dict(zip(columns, cells, strict=True))}
+        return {**rest, name: [None if _empty(cell, table.missing) else numbers(cell) for cell in cells]}
 
     def numbers(cell: Any) -> Any:
         if not isinstance(cell, str):
             return cell
-        found = form().read(cell)
-        return found if found == found else cell  # a text, which the reader of the series reports
+        number = form().read(cell)
+        return number if number == number else cell  # a text, which the reader of the series reports
 
     @cache
     def form() -> NumberForm:
@@ -162,10 +162,10 @@ def _joined(table: Table, name: str, columns: Sequence[str], note: str = "") -> 
         return number_form(values.get(column) for values in rows for column in columns)
 
     gone = set(columns)
-    others = tuple(column for column in table.columns if column not in gone)
+    remaining = tuple(column for column in table.columns if column not in gone)
     notes = (*table.notes, *([note] if note else []))
     defaults = {**table.defaults, SERIES: (name,)}
-    return replace(table, columns=(name, *others), parse=parse, defaults=defaults, notes=notes, header=False)
+    return replace(table, columns=(name, *remaining), parse=parse, defaults=defaults, notes=notes, header=False)
 
 
 def _empty(cell: Any, missing: frozenset[str]) -> bool:
@@ -186,12 +186,12 @@ def array_table(text: TextSource, arrays: Mapping[str, np.ndarray]) -> Table:
             f"give one of series (rows, steps) or (rows, steps, channels), called {SERIES!r}"
         )
     values = arrays[(named or large)[0]]
-    others = {name: each for name, each in arrays.items() if each.ndim == 1 and len(each) == len(values)}
+    columns = {name: each for name, each in arrays.items() if each.ndim == 1 and len(each) == len(values)}
     rows = [
-        Row(i + 1, {SERIES: values[i].tolist(), **{name: each[i].item() for name, each in others.items()}})
+        Row(i + 1, {SERIES: values[i].tolist(), **{name: each[i].item() for name, each in columns.items()}})
         for i in range(len(values))
     ]
-    return Table(text.name, (SERIES, *others), lambda: iter(rows), text.digest(), {SERIES: (SERIES,)})
+    return Table(text.name, (SERIES, *columns), lambda: iter(rows), text.digest(), {SERIES: (SERIES,)})
 
 
 def npy_array(text: TextSource) -> np.ndarray:

@@ -31,10 +31,10 @@ def _questions(texts: Sequence[TextSource]) -> Iterator[Row | BadRow]:
         content = "".join(text.blocks())
         try:
             data = json.loads(content)["data"]
-            found = [
+            paragraphs = [
                 (f"{text.name}:{i}", article, part) for i, article in enumerate(data) for part in article["paragraphs"]
             ]
-            yield from _of_paragraphs(text.name, content, found)
+            yield from _of_paragraphs(text.name, content, paragraphs)
         except json.JSONDecodeError as error:
             raise UserError(f"{text.name}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from None
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -45,10 +45,10 @@ def _questions(texts: Sequence[TextSource]) -> Iterator[Row | BadRow]:
 
 
 def _of_paragraphs(
-    file: str, content: str, found: list[tuple[str, dict[str, Any], dict[str, Any]]]
+    file: str, content: str, paragraphs: list[tuple[str, dict[str, Any], dict[str, Any]]]
 ) -> Iterator[Row | BadRow]:
     line, seen = 1, 0
-    for group, article, paragraph in found:
+    for group, article, paragraph in paragraphs:
         for question in paragraph["qas"]:
             name = str(question.get("id", ""))
             at = content.find(json.dumps(name), seen) if name else -1
