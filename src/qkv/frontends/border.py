@@ -131,15 +131,15 @@ def _bounds(values: Tensor) -> tuple[int, int] | None:
     if values.device.type != "cpu" or not values.numel() or torch.compiler.is_compiling() or type(values) is not Tensor:
         return None
     if values.numel() <= _FEW:
-        found = values.flatten().tolist()
-        return min(found), max(found)
+        numbers = values.flatten().tolist()
+        return min(numbers), max(numbers)
     low, high = values.aminmax()
     return int(low), int(high)
 
 
-def _same_device(name: str, given: Tensor, device: torch.device) -> None:
-    if given.device != device:
-        raise UserError(f"{name} are on {given.device} and the model on {device}; move one of them")
+def _same_device(name: str, tensor: Tensor, device: torch.device) -> None:
+    if tensor.device != device:
+        raise UserError(f"{name} are on {tensor.device} and the model on {device}; move one of them")
 
 
 def _shape(t: Tensor) -> str:

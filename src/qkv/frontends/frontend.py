@@ -55,8 +55,8 @@ class Frontend(Declared):
     def __init__(self, part: FrontendSpec, stack: StackSpec):
         super().__init__()
         self.part, self.limit = part, stack.position_limit
-        branch, own = stack.limiting_branch, part.limit(stack.context_length)
-        self.limiting = None if branch is None or own == self.limit else branch.kind
+        branch, frontend_limit = stack.limiting_branch, part.limit(stack.context_length)
+        self.limiting = None if branch is None or frontend_limit == self.limit else branch.kind
         self.guards: list[Callable[[], None]] = []
         """Functions called before each forward pass; each raises ``UserError`` if the model can no longer be used."""
         self.register_parameter("table", None)
@@ -129,11 +129,11 @@ class Frontend(Declared):
         for memory in memories.values():
             check_rows("the memory", memory.lengths.shape[0], "the input", signal.num_rows)
         count, lengths, positions = self.count(signal), self.lengths(signal), self._places(signal)
-        given = positions is not None
+        explicit = positions is not None
         if positions is None:
             steps = torch.arange(count, device=signal.values.device)[None]
             positions = steps if signal.segments is None else _restarted(signal.segments)
-        if given or (signal.segments is not None and self.limit is not None and count > self.limit):
+        if explicit or (signal.segments is not None and self.limit is not None and count > self.limit):
             positions = self._placed(positions, lengths)
         else:
             self.fits(count)

@@ -32,10 +32,10 @@ class JoinedFrontend(TextFrontend):
 
     def __init__(self, part: Joined, stack: Stack, width: int, table: nn.Parameter | None = None):
         super().__init__(part, stack, width, table)
-        own = part.vector_width(part.width or width)
+        vector_width = part.vector_width(part.width or width)
         self.inputs = nn.ModuleDict(
             {
-                name: build_frontend(stack.model_copy(update={"frontend": each}), own)
+                name: build_frontend(stack.model_copy(update={"frontend": each}), vector_width)
                 for name, each in part.inputs.items()
             }
         )

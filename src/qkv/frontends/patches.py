@@ -51,10 +51,10 @@ class PatchFrontend(PlacedFrontend):
         super().__init__(part, stack, width)
         channels = (part.channels, *part.stem)
         self.stem = nn.ModuleList(_Stage(a, b) for a, b in pairwise(channels))
-        own = part.vector_width(width)
-        self.map = nn.Conv2d(channels[-1], own, part.patch, stride=part.patch, bias=part.bias)
-        self.first = nn.Parameter(torch.zeros(own)) if part.class_token else None
-        self.extra = nn.Parameter(torch.zeros(part.extra_tokens, own)) if part.extra_tokens else None
+        vector_width = part.vector_width(width)
+        self.map = nn.Conv2d(channels[-1], vector_width, part.patch, stride=part.patch, bias=part.bias)
+        self.first = nn.Parameter(torch.zeros(vector_width)) if part.class_token else None
+        self.extra = nn.Parameter(torch.zeros(part.extra_tokens, vector_width)) if part.extra_tokens else None
         self.registers = nn.Parameter(torch.zeros(part.registers, width)) if part.registers else None
 
     def layouts(self) -> Layouts:

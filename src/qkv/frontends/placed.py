@@ -46,8 +46,8 @@ class PlacedFrontend(Frontend):
 
     def position_layouts(self, grid: PositionGrid) -> Layouts:
         """Return the layouts of the position tables for positions on ``grid``, by path below this module."""
-        found = {} if self.positions is None else self.positions.layouts_on(grid)
-        return {f"positions.{name}": layout for name, layout in found.items()}
+        layouts = {} if self.positions is None else self.positions.layouts_on(grid)
+        return {f"positions.{name}": layout for name, layout in layouts.items()}
 
     def placed(self, x: Tensor, context: Context) -> Tensor:
         """Combine the embedded values x with position vectors, then apply norm and dropout -> (B, N, D)."""

@@ -108,5 +108,5 @@ class TextFrontend(PlacedFrontend):
         if not self.typed:
             raise UserError("token types are given, but the front end reads none; set frontend.types, or omit them")
         if types.shape[-1] != x.shape[1] or types.shape[0] not in (1, x.shape[0]):
-            given, needed = (" × ".join(map(str, shape)) for shape in (types.shape, x.shape[:2]))
-            raise UserError(f"{given} types are given for {needed} tokens; give one type per token")
+            actual, needed = (" × ".join(map(str, shape)) for shape in (types.shape, x.shape[:2]))
+            raise UserError(f"{actual} types are given for {needed} tokens; give one type per token")
