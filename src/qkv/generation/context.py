@@ -41,12 +41,12 @@ def learned_reach(spec: Model) -> int | None:
     that length, or if positions restart in each segment.
     """
     length, branches = spec.context_length, [branch for block in spec.blocks for branch in block.branches]
-    known = (
+    reaches = (
         spec.segmentation.extrapolates(length)
         if spec.segmentation
         else all(branch.extrapolates(length) for branch in branches)
     )
-    return None if known else length
+    return None if reaches else length
 
 
 def check(
@@ -59,35 +59,37 @@ def check(
 
     ``inputs``: values of the inputs other than text, such as images, of each prompt.
     """
-    spec, known = model.spec, model.vocab_size
+    spec, vocab_size = model.spec, model.vocab_size
     if not spec.decodes:
         path = spec.first_not_decoding()
         advice = spec.decoding_advice(path, "use a causal mask")
         raise UserError(
             f"{dotted(('model', *path))}: this branch sees later positions, so the model cannot generate; {advice}"
         )
-    if known is None:
+    if vocab_size is None:
         raise UserError("the model reads no tokens, so it cannot generate text")
-    _check_ids(generation, known)
+    _check_ids(generation, vocab_size)
     for row, prompt in enumerate(prompts):
         which = f"prompt {row + 1} of {len(prompts)}" if len(prompts) > 1 else "the prompt"
         if not prompt:
             raise UserError(f"{which} has no tokens; give at least one")
-        outside = [token for token in prompt if token >= known or (token < 0 and not inputs)]
+        outside = [token for token in prompt if token >= vocab_size or (token < 0 and not inputs)]
         if outside:
-            raise UserError(f"{which} has the token {outside[0]}, which is outside the vocabulary (0 to {known - 1})")
+            raise UserError(
+                f"{which} has the token {outside[0]}, which is outside the vocabulary (0 to {vocab_size - 1})"
+            )
         _check_length(model.limit, len(prompt), which, generation, slides=not inputs)
     # The last generated token is not fed back.
     _warn_of_inexactness(model, max(map(len, prompts), default=0) + generation.max_new_tokens - 1)
 
 
-def _check_ids(generation: Generation, known: int) -> None:
+def _check_ids(generation: Generation, vocab_size: int) -> None:
     """Raise ``UserError`` if ``logit_bias`` or ``stop_token_ids`` name a token outside the vocabulary."""
     named = {"logit_bias": [index for index, _ in generation.logit_bias], "stop_token_ids": generation.stop_token_ids}
     for name, ids in named.items():
-        wrong = next((index for index in ids if index >= known), None)
+        wrong = next((index for index in ids if index >= vocab_size), None)
         if wrong is not None:
-            raise UserError(f"{name}: the token {wrong} is outside the vocabulary (0 to {known - 1})")
+            raise UserError(f"{name}: the token {wrong} is outside the vocabulary (0 to {vocab_size - 1})")
 
 
 def _warn_of_inexactness(model: Transformer, length: int) -> None:

@@ -76,13 +76,13 @@ def embed_texts(
     ]
     _tell_cuts(read, most)
     skipped = 0 if how.pools_prompt or not prompt else _prompt_tokens(tokenizer, prompt, how)
-    found = np.zeros((len(read), how.dimensions or width), np.float32)
+    vectors = np.zeros((len(read), how.dimensions or width), np.float32)
     order = sorted(range(len(read)), key=lambda i: len(read[i].ids))
     with torch.inference_mode(), evaluating(model):
         for begin in range(0, len(order), batch_size):
             places = order[begin : begin + batch_size]
-            found[places] = _embedded(model, [read[i] for i in places], how, skipped).cpu().numpy()
-    return found
+            vectors[places] = _embedded(model, [read[i] for i in places], how, skipped).cpu().numpy()
+    return vectors
 
 
 def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipped: int) -> Tensor:
@@ -104,8 +104,10 @@ def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipp
         model.spec.num_outputs is not None
     ):  # latents or a fixed number of queries: outputs are not tokens, and none is padding
         counted = torch.ones(x.shape[:2], dtype=torch.bool, device=device)
-    found = torch.cat([pooled_over(x, counted, SENTENCE_NAMES[name]) for name in how.poolings], -1)[:, : how.dimensions]
-    return F.normalize(found, dim=-1) if how.normalise or how.dimensions else found
+    vectors = torch.cat([pooled_over(x, counted, SENTENCE_NAMES[name]) for name in how.poolings], -1)[
+        :, : how.dimensions
+    ]
+    return F.normalize(vectors, dim=-1) if how.normalise or how.dimensions else vectors
 
 
 def _vectors(model: Transformer, signal: Signal) -> Tensor:
@@ -122,10 +124,10 @@ def _read(tokenizer: Tokenizer, text: str, how: Embedding, prompt: str, most: in
     if not isinstance(text, str):
         raise UserError(f"text {number + 1}: {text!r} is not a string")
     text = (prompt + text).strip()
-    found = tokenizer.encode_framed(text.lower() if how.lower_case else text, most)
-    if not found.ids:
+    framed = tokenizer.encode_framed(text.lower() if how.lower_case else text, most)
+    if not framed.ids:
         raise UserError(f"text {number + 1} has no tokens, so it has no embedding")
-    return found
+    return framed
 
 
 def _of_ids(model: Transformer, ids: Any, most: int, number: int) -> Framed:
@@ -133,15 +135,15 @@ def _of_ids(model: Transformer, ids: Any, most: int, number: int) -> Framed:
     if isinstance(ids, (bytes, Mapping)) or not isinstance(ids, Iterable):
         raise UserError(f"text {number + 1}: {ids!r} is not a string")
     ids = list(ids)
-    known = (model.spec.encoder or model.spec).vocab_size or 0
-    wrong = next((index for index in ids if not isinstance(index, Integral) or not 0 <= int(index) < known), None)
+    vocab_size = (model.spec.encoder or model.spec).vocab_size or 0
+    wrong = next((index for index in ids if not isinstance(index, Integral) or not 0 <= int(index) < vocab_size), None)
     if wrong is not None:
-        said = f"text {number + 1} has the token {wrong!r}"
-        raise UserError(f"{said}, which is outside the vocabulary (0 to {known - 1})")
+        subject = f"text {number + 1} has the token {wrong!r}"
+        raise UserError(f"{subject}, which is outside the vocabulary (0 to {vocab_size - 1})")
     if not ids:
         raise UserError(f"text {number + 1} has no tokens, so it has no embedding")
-    kept = list(ids[:most])
-    return Framed(kept, [0] * len(kept), [0], len(ids))
+    first = list(ids[:most])
+    return Framed(first, [0] * len(first), [0], len(ids))
 
 
 def _prompt_tokens(tokenizer: Tokenizer, prompt: str, how: Embedding) -> int:

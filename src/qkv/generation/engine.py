@@ -97,8 +97,8 @@ class Reading:
         """
         several = [i for i, part in enumerate(parts) if isinstance(part.read, HeadInput)]
         if several:
-            found = self.model.head(torch.cat([lines[i] for i in several])[:, None])[:, 0]
-            for i, logits in zip(several, found.split([len(lines[i]) for i in several]), strict=True):
+            several_logits = self.model.head(torch.cat([lines[i] for i in several])[:, None])[:, 0]
+            for i, logits in zip(several, several_logits.split([len(lines[i]) for i in several]), strict=True):
                 lines[i] = logits
         return lines
 
@@ -158,8 +158,8 @@ class Engine:
         """
         values = inputs or [None] * len(texts)
         new = [
-            DecodedRow(key, list(text), len(text), None if memory is None else (memory, i), inputs=own)
-            for i, (text, key, own) in enumerate(zip(texts, keys, values, strict=True))
+            DecodedRow(key, list(text), len(text), None if memory is None else (memory, i), inputs=row_inputs)
+            for i, (text, key, row_inputs) in enumerate(zip(texts, keys, values, strict=True))
         ]
         self.rows += new
         self._prefill.add(new)
@@ -183,11 +183,11 @@ class Engine:
     @torch.inference_mode()
     def evict(self, places: Collection[int]) -> None:
         """Remove the rows at the indices ``places`` and free their state."""
-        kept = [place for place in range(len(self.rows)) if place not in places]
+        rest = [place for place in range(len(self.rows)) if place not in places]
         self._remember([place for place in places if place < self._held])
         self._prefill.drop([self.rows[place] for place in places if place >= self._held])
-        self._keep([place for place in kept if place < self._held])
-        self.rows = [self.rows[place] for place in kept]
+        self._keep([place for place in rest if place < self._held])
+        self.rows = [self.rows[place] for place in rest]
 
     def room(self, place: int) -> int | None:
         """Return the number of tokens that still fit into a row's state after its text; None if unbounded.
@@ -203,8 +203,8 @@ class Engine:
     def mark(self) -> None:
         """Copy the state, so that ``cut`` can restore it; a state that can drop positions needs no copy."""
         if self._state is not None and not self.model.rewindable:
-            held = enumerate(self.rows[: self._held])
-            places = {row.key: (place, row.start, row.read) for place, row in held}
+            rows_in_state = enumerate(self.rows[: self._held])
+            places = {row.key: (place, row.start, row.read) for place, row in rows_in_state}
             self._mark = _Mark(rows(self._state, list(range(self._held))), places)
 
     @torch.inference_mode()
@@ -236,15 +236,15 @@ class Engine:
 
     def _return(self, places: list[int]) -> None:
         """Restore the rows at ``places`` from the mark; rows that the mark cannot restore are read from their start."""
-        index, known = list(range(self._held)), self._mark.places if self._mark else {}
+        index, marks = list(range(self._held)), self._mark.places if self._mark else {}
         for place in places:
             row = self.rows[place]
-            i, start, read = known.get(row.key, (0, -1, 0))
+            i, start, read = marks.get(row.key, (0, -1, 0))
             if start == row.start and read <= len(row.tokens) and self._in_place(row):
                 index[place], row.read = self._held + i, read
             else:
                 row.read = row.start
-        if self._mark and index == list(range(self._held, self._held + len(known))):
+        if self._mark and index == list(range(self._held, self._held + len(marks))):
             self._state = self._mark.state
         elif self._mark and max(index) >= self._held:
             self._state = rows(join(self._state, self._mark.state), index)
@@ -266,8 +266,8 @@ class Engine:
         self._prefill.catch_up(len(going))
         places = [*anew, *range(first, len(self.rows))]
         for begun in (*begun_anew, *self._prefill.ready()):
-            own, places = places[: len(begun.rows)], places[len(begun.rows) :]
-            parts.append(_Part(own, HeadInput(begun.last, [1] * len(own))))
+            begun_places, places = places[: len(begun.rows)], places[len(begun.rows) :]
+            parts.append(_Part(begun_places, HeadInput(begun.last, [1] * len(begun_places))))
             states.append(begun.state)
         self._hold(states, [place for part in parts for place in part.places])
         return Reading(self.model, parts)
@@ -304,19 +304,19 @@ class Engine:
 
     def _follow(self, successors: Sequence[Next]) -> None:
         """Replace the rows by their successors: evict, reorder, fork and extend them."""
-        before, waiting, taken = self.rows, self.rows[self._held :], set[int]()
+        before, waiting, seen = self.rows, self.rows[self._held :], set[int]()
         going = {one.parent for one in successors}
         self._remember([place for place in range(self._held) if place not in going])
         self._keep([one.parent for one in successors])
         self.rows = []
         for parent, tokens, key in successors:
             row, key = before[parent], before[parent].key if key is None else key
-            if parent in taken:
+            if parent in seen:
                 row = row.child(key)
                 del row.tokens[
                     row.read :
                 ]  # tokens that belong to the first successor, which was appended to the same row
-            taken.add(parent)
+            seen.add(parent)
             row.key = key
             row.tokens.extend(tokens)
             self.rows.append(row)

@@ -83,7 +83,7 @@ class Template:
             raise UserError(
                 f"the template has the field {missing!r}, but an input has only the fields {', '.join(row) or 'none'}"
             )
-        return _FIELD.sub(lambda found: str(row[found[1]]), self.before)
+        return _FIELD.sub(lambda match: str(row[match[1]]), self.before)
 
 
 class FewShotAnswer(NamedTuple):
@@ -142,18 +142,18 @@ class FewShot:
             kinds = list(dict.fromkeys(map(tuple, options)))
             blank = dict.fromkeys(self.template.fields, NEUTRAL)
             neutral = dict(zip(kinds, self.scores([blank] * len(kinds), kinds), strict=True))
-        found = []
-        for own, scores in zip(options, self.scores(inputs, options), strict=True):
-            base = neutral.get(tuple(own), [OptionScore(0.0, 0.0)] * len(own))
+        answers = []
+        for row_options, scores in zip(options, self.scores(inputs, options), strict=True):
+            base = neutral.get(tuple(row_options), [OptionScore(0.0, 0.0)] * len(row_options))
             chances = softmax(
                 [
                     score_by(by, option, score) - score_by(by, option, less)
-                    for option, score, less in zip(own, scores, base, strict=True)
+                    for option, score, less in zip(row_options, scores, base, strict=True)
                 ]
             )
-            best = max(range(len(own)), key=chances.__getitem__)
-            found.append(FewShotAnswer(own[best], dict(zip(own, chances, strict=True))))
-        return found
+            best = max(range(len(row_options)), key=chances.__getitem__)
+            answers.append(FewShotAnswer(row_options[best], dict(zip(row_options, chances, strict=True))))
+        return answers
 
     def write(self, inputs: Sequence[Mapping[str, str]], generation: Generation) -> list[FewShotAnswer]:
         """Generate the label of each input, up to the text that follows a label in the template."""
@@ -177,19 +177,19 @@ class FewShot:
 
         Raises ``UserError`` for missing fields, repeated or empty options.
         """
-        found: list[list[OptionScore]] = []
+        scores: list[list[OptionScore]] = []
         rows = zip(inputs, options, strict=True)
         while some := list(islice(rows, AT_ONCE)):
             prompts, ids = [], []
-            for row, own in some:
-                check_options(own)
+            for row, row_options in some:
+                check_options(row_options)
                 before, after = joined_ids(
                     self.tokenizer,
                     self.beginning + self.template.question(row),
-                    [self.template.gap + option for option in own],
+                    [self.template.gap + option for option in row_options],
                 )
                 prompts.append(before)
                 ids.append(after)
-            found += score_prompts(self.model, prompts, ids)
+            scores += score_prompts(self.model, prompts, ids)
             progress(len(some))
-        return found
+        return scores

@@ -36,9 +36,9 @@ def write_ids(
         )
     wrong = next((index for index in ids if not 0 <= index < (model.spec.vocab_size or 0)), None)
     if wrong is not None or not ids:
-        given = "none" if wrong is None else wrong
+        outside = "none" if wrong is None else wrong
         raise UserError(
-            f"ids: {given} given; allowed: at least one id, each from 0 to {(model.spec.vocab_size or 0) - 1}"
+            f"ids: {outside} given; allowed: at least one id, each from 0 to {(model.spec.vocab_size or 0) - 1}"
         )
     if generation.num_beams > 1 and speculation is None:
         return beam_search(model, [list(ids)], generation, drawn=drawn)[0][0].tokens

@@ -23,13 +23,13 @@ class StopStrings:
         if self.ended:
             return ""
         text = self._waiting + piece
-        found = [(text.find(s) + len(s), text.find(s)) for s in self.stop if s in text]
-        if found:
+        places = [(text.find(s) + len(s), text.find(s)) for s in self.stop if s in text]
+        if places:
             self.ended, self._waiting = True, ""
-            return text[: min(found)[1]]
-        kept = len(text) - self._possible_start(text)
-        self._waiting = text[kept:]
-        return text[:kept]
+            return text[: min(places)[1]]
+        length = len(text) - self._possible_start(text)
+        self._waiting = text[length:]
+        return text[:length]
 
     def flush(self) -> str:
         """Return the text that is still held back when the stream ends."""

@@ -106,16 +106,16 @@ def best_texts(
         text, ended = "".join(writer.feed(token) for token in tokens), writer.stop.ended
         return text + writer.flush(), ended
 
-    def best(row: int, found: Hypothesis) -> BestText:
-        last = found.tokens[-1] if found.tokens else None
+    def best(row: int, hypothesis: Hypothesis) -> BestText:
+        last = hypothesis.tokens[-1] if hypothesis.tokens else None
         unwritten = last in generation.stop_token_ids and not _is_written(tokenizer, last)
-        tokens = found.tokens[:-1] if last is not None and (last == end_id or unwritten) else found.tokens
-        return BestText(written(row, tokens)[0], found.score, found.log_probability)
+        tokens = hypothesis.tokens[:-1] if last is not None and (last == end_id or unwritten) else hypothesis.tokens
+        return BestText(written(row, tokens)[0], hypothesis.score, hypothesis.log_probability)
 
     ends = (lambda row, tokens: written(row, tokens)[1]) if generation.stop else None
     plain, drawn = generation.changed(stop=()), tokenizer.vocab_size
     hypotheses = beam_search(model, ids, plain, end_id, capacity, ends=ends, drawn=drawn)
-    return [[best(row, found) for found in several] for row, several in enumerate(hypotheses)]
+    return [[best(row, hypothesis) for hypothesis in several] for row, several in enumerate(hypotheses)]
 
 
 def _pieces(

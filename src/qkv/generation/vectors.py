@@ -18,11 +18,11 @@ Draw = Callable[[Tensor], tuple[Tensor, Tensor]]
 @torch.inference_mode()
 def generate_vectors(model: Transformer, first: Tensor, count: int, draw: Draw) -> Tensor:
     """Generate ``count`` vectors per row, (B, count, F). ``first`` (B, …): input values of the first step."""
-    values, found = first.to(model.device), list[Tensor]()
+    values, vectors = first.to(model.device), list[Tensor]()
     with evaluating(model):
         state = model.init_state(len(first), count)
         for _ in range(count):
             x, state = model.features(Signal(values[:, None]), state)
             drawn, values = draw(model.head(x)[:, 0])
-            found.append(drawn)
-    return torch.stack(found, 1)
+            vectors.append(drawn)
+    return torch.stack(vectors, 1)

@@ -28,28 +28,28 @@ def adjusted(logits: Tensor, spans: Sequence[RowSpan]) -> Tensor:
     changing = [span for span in spans if _changes(span)]
     if not changing:
         return logits
-    found = logits.clone()
+    result = logits.clone()
     for span in changing:
         for line, written in zip(span.lines, span.written, strict=True):
-            _adjust(found[line], span.generation, written)
-    return found
+            _adjust(result[line], span.generation, written)
+    return result
 
 
 def _changes(span: RowSpan) -> bool:
     """Return whether the settings of a row may change its logits."""
-    own = span.generation
-    waits = bool(own.min_tokens and own.stop_token_ids and len(span.text) - span.begin < own.min_tokens)
-    return waits or bool(own.logit_bias or own.presence_penalty or own.frequency_penalty)
+    settings = span.generation
+    waits = bool(settings.min_tokens and settings.stop_token_ids and len(span.text) - span.begin < settings.min_tokens)
+    return waits or bool(settings.logit_bias or settings.presence_penalty or settings.frequency_penalty)
 
 
-def _adjust(logits: Tensor, own: Generation, written: Sequence[int]) -> None:
+def _adjust(logits: Tensor, settings: Generation, written: Sequence[int]) -> None:
     """Apply bias, penalties and ``min_tokens`` to one row of logits (V), in place. Ids of V or above are ignored."""
     size = len(logits)
-    if biases := [(index, bias) for index, bias in own.logit_bias if index < size]:
+    if biases := [(index, bias) for index, bias in settings.logit_bias if index < size]:
         ids, values = zip(*biases, strict=True)
         logits[list(ids)] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
-    if written and (own.presence_penalty or own.frequency_penalty):
+    if written and (settings.presence_penalty or settings.frequency_penalty):
         ids, counts = torch.tensor(written, device=logits.device).unique(return_counts=True)
-        logits[ids] -= own.presence_penalty + own.frequency_penalty * counts.to(logits.dtype)
-    if len(written) < own.min_tokens:
-        logits[[index for index in own.stop_token_ids if index < size]] = -math.inf
+        logits[ids] -= settings.presence_penalty + settings.frequency_penalty * counts.to(logits.dtype)
+    if len(written) < settings.min_tokens:
+        logits[[index for index in settings.stop_token_ids if index < size]] = -math.inf

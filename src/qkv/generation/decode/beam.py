@@ -186,8 +186,8 @@ class BeamSearch:
         """
         prompts = self.running
         width = len(rows) // len(prompts)
-        found, successors = self._candidates(prompts, at_least_single(reading.logits())), list[Next]()
-        for block, (prompt, candidates) in enumerate(zip(prompts, found, strict=True)):
+        candidate_lists, successors = self._candidates(prompts, at_least_single(reading.logits())), list[Next]()
+        for block, (prompt, candidates) in enumerate(zip(prompts, candidate_lists, strict=True)):
             beams = self.beams[prompt]
             parents = beams.advance(candidates, self._ending(prompt))
             if not beams.done:
@@ -232,12 +232,12 @@ class BeamSearch:
         # The best ``most`` candidates of a prompt include at most ``most`` tokens of one beam.
         drawable = self._drawable(prompts, logits)
         best, tokens = drawable.topk(min(most, drawable.shape[-1]))
-        found = (best - logits.logsumexp(-1, keepdim=True)).double().view(count, len(logits) // count, -1)
-        found = (found + torch.tensor(before, dtype=torch.float64, device=logits.device)[..., None]).flatten(1)
-        found, place = found.topk(min(most, found.shape[1]))
+        scores = (best - logits.logsumexp(-1, keepdim=True)).double().view(count, len(logits) // count, -1)
+        scores = (scores + torch.tensor(before, dtype=torch.float64, device=logits.device)[..., None]).flatten(1)
+        scores, place = scores.topk(min(most, scores.shape[1]))
         # One copy from the device for all three: float64 holds indices exactly.
         columns = torch.stack(
-            (found, (place // tokens.shape[1]).double(), tokens.view(count, -1).gather(1, place).double())
+            (scores, (place // tokens.shape[1]).double(), tokens.view(count, -1).gather(1, place).double())
         )
         listed: list[list[list[float]]] = columns.tolist()
         if not all(math.isfinite(row[0]) for row in listed[0]):
@@ -290,6 +290,6 @@ def _check(model: Transformer, generation: Generation, end_id: int | None) -> No
             "stop: stop strings need a tokenizer, and only token ids are given; "
             "search with a tokenizer or without 'stop'"
         )
-    known = model.vocab_size or 0
-    if end_id is not None and not 0 <= end_id < known:
-        raise UserError(f"the end token {end_id} is outside the vocabulary (0 to {known - 1})")
+    vocab_size = model.vocab_size or 0
+    if end_id is not None and not 0 <= end_id < vocab_size:
+        raise UserError(f"the end token {end_id} is outside the vocabulary (0 to {vocab_size - 1})")

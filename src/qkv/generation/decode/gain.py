@@ -86,7 +86,7 @@ class Gain:
 
 def _speed(steps: deque[tuple[float, float]] | list[tuple[float, float]]) -> float | None:
     """Return the tokens per second over all ``steps``; None if they took no time."""
-    seconds = sum(taken for _, taken in steps)
+    seconds = sum(duration for _, duration in steps)
     return sum(tokens for tokens, _ in steps) / seconds if seconds else None
 
 

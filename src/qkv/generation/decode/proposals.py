@@ -69,8 +69,8 @@ class LookUp(Proposer):
 
     def propose(self, rows: Mapping[int, Wanted]) -> dict[int, Proposal]:
         self._seen = {key: seen for key, seen in self._seen.items() if key in rows}
-        found = {key: self._continued(key, row.text, row.count) for key, row in rows.items() if row.count}
-        return {key: Proposal(tokens) for key, tokens in found.items() if tokens}
+        continuations = {key: self._continued(key, row.text, row.count) for key, row in rows.items() if row.count}
+        return {key: Proposal(tokens) for key, tokens in continuations.items() if tokens}
 
     def _continued(self, key: int, text: Sequence[int], count: int) -> list[int]:
         """Return ``count`` tokens that follow an earlier occurrence of the end of ``text``; [] if there is none."""
@@ -137,8 +137,8 @@ class Draft(Proposer):
         """Sample one token of the draft for each row; return the rows' successors (engine policy)."""
         logits = reading.logits()
         for generation, places in alike([self._rows[row.key].generation for row in rows]):
-            own = [rows[place] for place in places]
-            self._draw(own, logits[places, : self._rows[own[0].key].drawn], generation)
+            group = [rows[place] for place in places]
+            self._draw(group, logits[places, : self._rows[group[0].key].drawn], generation)
         return [Next(place, self._found[row.key][0][-1:]) for place, row in enumerate(rows)]
 
     def _draw(self, rows: Sequence[DecodedRow], logits: Tensor, generation: Generation) -> None:
@@ -156,18 +156,18 @@ class Draft(Proposer):
                 "the draft model's logits are not finite, so it can propose no token; its weights are damaged"
             )
         for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-            found = self._found[row.key]
-            found[0].append(token)
-            found[1].extend([] if chances is None else [chances[place]])
+            draft = self._found[row.key]
+            draft[0].append(token)
+            draft[1].extend([] if chances is None else [chances[place]])
 
 
-def _common(row: Sequence[int], text: Sequence[int], known: int) -> int:
+def _common(row: Sequence[int], text: Sequence[int], shared: int) -> int:
     """Return the length of the common prefix of ``row`` and ``text``, at most one less than the length of ``text``.
 
-    ``known``: number of first tokens that need no comparison. The last token of ``text`` never counts, because the
+    ``shared``: number of first tokens that need no comparison. The last token of ``text`` never counts, because the
     draft must read it to predict the next token.
     """
-    length, most = min(known, len(text)), min(len(row), len(text) - 1)
+    length, most = min(shared, len(text)), min(len(row), len(text) - 1)
     while length < most and row[length] == text[length]:
         length += 1
     return max(0, min(length, most))

@@ -217,15 +217,15 @@ class Sampling:
         if not self._proposers or any(self.engine.room(place) == 0 for place in range(len(rows))):
             return []
         keys = {each: {row.key for row in rows if self._rows[row.key].speculator is each} for each in self._proposers}
-        return [(each, own, each.clock()) for each, own in keys.items() if own]
+        return [(each, row_keys, each.clock()) for each, row_keys in keys.items() if row_keys]
 
     def _propose(self) -> None:
         """Append proposed tokens to the rows that decode speculatively; the next pass verifies them."""
         self._proposals = {}
         for speculator, proposer in self._proposers.items():
             if speculator.gain.proposes:
-                wanted = self._wanted(speculator)
-                self._proposals |= proposer.propose(wanted) if any(row.count for row in wanted.values()) else {}
+                requests = self._wanted(speculator)
+                self._proposals |= proposer.propose(requests) if any(row.count for row in requests.values()) else {}
         for key, proposal in list(self._proposals.items()):
             self._shorten(key, proposal)
         if self._proposals:
@@ -243,14 +243,14 @@ class Sampling:
         a pass. It is 0 if the state lacks more than ``num_tokens`` + 1 tokens of the row. Otherwise a state that cannot
         drop positions, and so reads tokens again after each rejection, would fall behind further and further.
         """
-        found, most = dict[int, Wanted](), speculator.speculation.num_tokens
+        requests, most = dict[int, Wanted](), speculator.speculation.num_tokens
         for place, row in enumerate(self.engine.rows):
-            own, room = self._rows[row.key], self.engine.room(place)
-            if own.speculator is speculator:
-                count = min(most, own.most - len(row.tokens) - 1, most if room is None else room)
+            state, room = self._rows[row.key], self.engine.room(place)
+            if state.speculator is speculator:
+                count = min(most, state.most - len(row.tokens) - 1, most if room is None else room)
                 count = max(0, count) if len(row.tokens) - row.read <= most + 1 else 0
-                found[row.key] = Wanted(self.texts[row.key], count, own.generation, own.seed, self._allowed)
-        return found
+                requests[row.key] = Wanted(self.texts[row.key], count, state.generation, state.seed, self._allowed)
+        return requests
 
     def _shorten(self, key: int, proposal: Proposal) -> None:
         """Truncate the proposal of a row at the first token that its constraint forbids.
@@ -276,13 +276,15 @@ class Sampling:
         logits = reading.ends([len(span.lines) for span in spans]) if self._proposals else reading.logits()
         logits = at_least_single(logits)
         drawable = self._guided(rows, spans, adjusted(self._drawable(spans, logits), spans))
-        found = verified(spans, drawable, self._seen(rows, spans, logits))
-        kept = [self._accepted(row.key, tokens) for row, tokens in zip(rows, found, strict=True)]
+        verified_tokens = verified(spans, drawable, self._seen(rows, spans, logits))
+        token_lists = [self._accepted(row.key, tokens) for row, tokens in zip(rows, verified_tokens, strict=True)]
         if self._proposals:
-            lengths = [len(span.text) + max(0, len(tokens) - 1) for span, tokens in zip(spans, kept, strict=True)]
+            lengths = [
+                len(span.text) + max(0, len(tokens) - 1) for span, tokens in zip(spans, token_lists, strict=True)
+            ]
             self.engine.cut(lengths)
         going: list[Next] = []
-        for place, (row, span, tokens) in enumerate(zip(rows, spans, kept, strict=True)):
+        for place, (row, span, tokens) in enumerate(zip(rows, spans, token_lists, strict=True)):
             self._append(row.key, span, tokens, logits)
             if not self._has_ended(row.key):
                 going.append(Next(place, tokens[-1:]))
@@ -306,8 +308,8 @@ class Sampling:
         )
 
     def _span(self, key: int) -> RowSpan:
-        own = self._rows[key]
-        return RowSpan(self.texts[key], self._proposed(key), own.generation, own.uniforms, begin=own.begin)
+        state = self._rows[key]
+        return RowSpan(self.texts[key], self._proposed(key), state.generation, state.uniforms, begin=state.begin)
 
     def _guided(self, rows: Sequence[DecodedRow], spans: Sequence[RowSpan], logits: Tensor) -> Tensor:
         """Set the logits of tokens that a row's constraint forbids to -inf. If no token is allowed, the row ends."""
@@ -331,17 +333,17 @@ class Sampling:
 
         With a constraint, ``stop_token_ids`` are not looked for, so that no text is truncated before it matches.
         """
-        own, proposal = self._rows[key], self._proposed(key)
-        if proposal.tokens and own.speculator is not None:
-            own.speculator.count(len(proposal.tokens), len(tokens) - 1)
+        state, proposal = self._rows[key], self._proposed(key)
+        if proposal.tokens and state.speculator is not None:
+            state.speculator.count(len(proposal.tokens), len(tokens) - 1)
         if key in self.ends:
             return []
-        if own.guide is not None:
-            return self._guided_tokens(key, own.guide, tokens)
-        kept = list(takewhile(lambda token: token not in own.generation.stop_token_ids, tokens))
-        if len(kept) < len(tokens):
-            self.ends[key] = End("stop", token=tokens[len(kept)])
-        return kept
+        if state.guide is not None:
+            return self._guided_tokens(key, state.guide, tokens)
+        accepted_tokens = list(takewhile(lambda token: token not in state.generation.stop_token_ids, tokens))
+        if len(accepted_tokens) < len(tokens):
+            self.ends[key] = End("stop", token=tokens[len(accepted_tokens)])
+        return accepted_tokens
 
     def _guided_tokens(self, key: int, guide: Guide, tokens: Sequence[int]) -> list[int]:
         """Return the tokens that a constraint accepts; if it raises ``UserError``, the row ends."""

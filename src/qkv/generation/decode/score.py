@@ -144,9 +144,9 @@ def score_prompts(
     A common prefix of all prompts, such as examples, is read once.
     """
     read = []
-    for prompt, own in zip(prompts, options, strict=True):
-        _check(model, prompt, own)
-        read.append(list(prompt[_first_read(len(prompt), max(map(len, own)), model.limit) :]))
+    for prompt, row_options in zip(prompts, options, strict=True):
+        _check(model, prompt, row_options)
+        read.append(list(prompt[_first_read(len(prompt), max(map(len, row_options)), model.limit) :]))
     shared = _shared(read)
     scoring = Scoring([prompt[shared:] for prompt in read], options)
     engine = Engine(model, scoring)
@@ -157,7 +157,7 @@ def score_prompts(
     with evaluating(model):
         while engine.rows:
             engine.step()
-    return [[OptionScore(math.fsum(f), math.fsum(f) / len(f)) for f in found] for found in scoring.found]
+    return [[OptionScore(math.fsum(f), math.fsum(f) / len(f)) for f in sums] for sums in scoring.found]
 
 
 _CHUNK = 256
@@ -176,14 +176,14 @@ def score_tokens(model: Transformer, tokens: Sequence[int], alternatives: int = 
             f"the text has {len(tokens)} tokens, and the model has {model.limit} positions; log-probabilities need all "
             "tokens before each, so give a shorter text"
         )
-    found = list[TokenScore]()
+    scores = list[TokenScore]()
 
     def policy(rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
-        logits = at_least_single(reading.all_logits(0) if found else reading.logits())
+        logits = at_least_single(reading.all_logits(0) if scores else reading.logits())
         if not bool(logits.isfinite().all()):
             raise UserError("the model's logits are not finite, so tokens have no probability; its weights are damaged")
         for line in logits.log_softmax(-1):
-            found.append(scored(line, tokens[len(found) + 1], alternatives))
+            scores.append(scored(line, tokens[len(scores) + 1], alternatives))
         read = len(rows[0].tokens)
         following = tokens[read : min(read + _CHUNK, len(tokens) - 1)]
         return [Next(0, following)] if following else []
@@ -194,7 +194,7 @@ def score_tokens(model: Transformer, tokens: Sequence[int], alternatives: int = 
     with evaluating(model):
         while engine.rows:
             engine.step()
-    return found
+    return scores
 
 
 def _shared(prompts: Sequence[Sequence[int]]) -> int:
@@ -213,9 +213,9 @@ class Scoring:
     def __init__(self, rests: Sequence[Sequence[int]], options: Sequence[Sequence[Sequence[int]]]):
         """``rests``: tokens of each prompt after the common prefix; empty for a single prompt, which is all prefix."""
         self.rests, self.options = rests, options
-        self.found: list[list[list[float]]] = [[[] for _ in own] for own in options]
+        self.found: list[list[list[float]]] = [[[] for _ in row_options] for row_options in options]
         """Log probability of each token: ``found[prompt][option][token]``."""
-        self._places = [(i, k) for i, own in enumerate(options) for k in range(len(own))]
+        self._places = [(i, k) for i, row_options in enumerate(options) for k in range(len(row_options))]
         self._forked = self._begun = False
 
     def __call__(self, rows: Sequence[DecodedRow], reading: Reading) -> list[Next]:
@@ -257,15 +257,15 @@ def _check(model: Transformer, prompt: Sequence[int], options: Sequence[Sequence
     context.check(model, [prompt], Generation(max_new_tokens=0))
     if not options:
         raise UserError("there is no option to choose from; give at least one")
-    known = model.vocab_size or 0
+    vocab_size = model.vocab_size or 0
     for place, option in enumerate(options, 1):
         if not option:
             raise UserError(f"option {place} of {len(options)} has no tokens; an option needs at least one")
-        outside = [token for token in option if not 0 <= token < known]
+        outside = [token for token in option if not 0 <= token < vocab_size]
         if outside:
             raise UserError(
                 f"option {place} of {len(options)} has the token {outside[0]}, "
-                f"which is outside the vocabulary (0 to {known - 1})"
+                f"which is outside the vocabulary (0 to {vocab_size - 1})"
             )
 
 

@@ -75,8 +75,8 @@ class Speculator:
 
     def count(self, proposed: int, accepted: int) -> None:
         """Count one verified proposal: numbers of ``proposed`` and ``accepted`` tokens."""
-        passes, before, kept = self.counts
-        self.counts = Accepted(passes + 1, before + proposed, kept + accepted)
+        passes, before, total = self.counts
+        self.counts = Accepted(passes + 1, before + proposed, total + accepted)
 
     def summary(self) -> str:
         """Return one sentence with the counts and the speed-up, for the user."""
@@ -102,9 +102,9 @@ def refuse_beams(generation: Generation) -> None:
 
 def check_vocabularies(tokenizer: Tokenizer, draft: Tokenizer) -> None:
     """Raise ``UserError`` unless the tokenizers of a model and of its draft have the same vocabulary."""
-    own, other = (each.core.get_vocab(with_added_tokens=True) for each in (tokenizer, draft))
-    if own != other:
-        wrong = min((own.items() ^ other.items()), key=lambda item: (item[1], item[0]))
+    vocabulary, other = (each.core.get_vocab(with_added_tokens=True) for each in (tokenizer, draft))
+    if vocabulary != other:
+        wrong = min((vocabulary.items() ^ other.items()), key=lambda item: (item[1], item[0]))
         raise UserError(
             f"the draft model has another vocabulary: only one of the two has the token {wrong[0]!r} with the id "
             f"{wrong[1]}; use a draft that was trained with the same tokenizer"

@@ -95,55 +95,59 @@ def verified(spans: Sequence[RowSpan], logits: Tensor, seen: Tensor | None) -> l
 
     logits (M, V): lines of the spans. seen (M, L): tokens before each line, for the repetition penalty.
     """
-    found: list[list[int]] = [[] for _ in spans]
+    rows: list[list[int]] = [[] for _ in spans]
     groups = alike(span.generation for span in spans)
     for generation, places in groups:
         for drawn in (False, True):
             some = [place for place in places if (spans[place].proposal.chances is not None) == drawn]
             if not some:
                 continue
-            own, lines = [spans[place] for place in some], [line for place in some for line in spans[place].lines]
+            group, lines = [spans[place] for place in some], [line for place in some for line in spans[place].lines]
             whole = len(lines) == len(logits)
             part, text = logits if whole else logits[lines], seen if seen is None or whole else seen[lines]
-            new = _weighed(own, probabilities(part, generation, text)) if drawn else _equal(own, part, generation, text)
+            new = (
+                _weighed(group, probabilities(part, generation, text))
+                if drawn
+                else _equal(group, part, generation, text)
+            )
             for place, tokens in zip(some, new, strict=True):
-                found[place] = tokens
-    return found
+                rows[place] = tokens
+    return rows
 
 
 def _equal(spans: Sequence[RowSpan], logits: Tensor, generation: Generation, seen: Tensor | None) -> list[list[int]]:
     """Return the new tokens of rows with equal settings and deterministic proposals; logits: lines of these rows."""
     drawing = generation.temperature > 0.0
     uniforms = [number for span in spans for number in span.uniforms.ahead(len(span.lines))] if drawing else []
-    tokens, found, first = sampled(logits, generation, seen, uniforms), list[list[int]](), 0
+    tokens, rows, first = sampled(logits, generation, seen, uniforms), list[list[int]](), 0
     for span in spans:
-        own, proposed = tokens[first : first + len(span.lines)], span.proposal.tokens
-        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(own, proposed, strict=False)))
-        found.append(own[: right + 1])
-        first += len(own)
+        sampled_tokens, proposed = tokens[first : first + len(span.lines)], span.proposal.tokens
+        right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(sampled_tokens, proposed, strict=False)))
+        rows.append(sampled_tokens[: right + 1])
+        first += len(sampled_tokens)
         if drawing:
             span.uniforms.use(right + 1)
-    return found
+    return rows
 
 
 def _weighed(spans: Sequence[RowSpan], p: Tensor) -> list[list[int]]:
     """Return the new tokens of rows with equal settings whose proposals a draft sampled; p: distributions of plain
     sampling, one per line.
     """
-    found, weights, first = list[list[int]](), list[Tensor](), 0
+    rows, weights, first = list[list[int]](), list[Tensor](), 0
     for span in spans:
         tokens, chances = span.proposal
         assert chances is not None
         at = torch.tensor(tokens, device=p.device)[:, None]
         ratios = (p[first : first + len(tokens)].gather(-1, at) / chances.gather(-1, at))[:, 0].tolist()
-        kept = sum(1 for _ in takewhile(lambda ratio, own=span.uniforms: own.next() < ratio, ratios))
-        rest = p[first + kept]
-        weights.append(rest if kept == len(tokens) else remainder(rest, chances[kept]))
-        found.append(tokens[:kept])
+        count = sum(1 for _ in takewhile(lambda ratio, row_uniforms=span.uniforms: row_uniforms.next() < ratio, ratios))
+        rest = p[first + count]
+        weights.append(rest if count == len(tokens) else remainder(rest, chances[count]))
+        rows.append(tokens[:count])
         first += len(tokens) + 1
     uniforms = torch.tensor([span.uniforms.next() for span in spans], dtype=torch.float64, device=p.device)
     last = checked(draw_by(torch.stack(weights), uniforms).tolist(), p.shape[-1])
-    return [[*tokens, token] for tokens, token in zip(found, last, strict=True)]
+    return [[*tokens, token] for tokens, token in zip(rows, last, strict=True)]
 
 
 def remainder(p: Tensor, q: Tensor) -> Tensor:

@@ -59,20 +59,20 @@ class Constraint:
         a matching text; and for an expression or a schema that is invalid, not supported or too complex (``_limits``).
         """
         if (regex is None) == (json_schema is None):
-            given = "neither" if regex is None else "both"
-            raise UserError(f"a constraint is either a regular expression or a JSON schema; {given} given")
+            which = "neither" if regex is None else "both"
+            raise UserError(f"a constraint is either a regular expression or a JSON schema; {which} given")
         self.name = "regular expression" if json_schema is None else "JSON schema"
-        given = (regex if json_schema is None else json_schema) or ""
-        if len(given) > LONGEST:
-            raise UserError(f"the {self.name} has {len(given):,} characters; allowed: at most {LONGEST:,}")
+        which = (regex if json_schema is None else json_schema) or ""
+        if len(which) > LONGEST:
+            raise UserError(f"the {self.name} has {len(which):,} characters; allowed: at most {LONGEST:,}")
         library = _library()
         core = _tokens(library, tokenizer)
         self.dropped: tuple[str, ...] = ()
         """Keywords of the schema that are not enforced, with their JSON pointers."""
         if json_schema is None:
-            grammar = library.LLMatcher.grammar_from_regex(given)
+            grammar = library.LLMatcher.grammar_from_regex(which)
         else:
-            grammar, self.dropped = _of_schema(library, given, open_objects)
+            grammar, self.dropped = _of_schema(library, which, open_objects)
         self._matcher: LLMatcher = library.LLMatcher(core, grammar, log_level=0, limits=_limits(library))
         if self._matcher.is_error():
             raise UserError(f"the {self.name} cannot be used: {_sentence(self._matcher.get_error())}")
@@ -120,10 +120,10 @@ def constraint_of(
             json_schema = json.dumps(json_schema)
         except (TypeError, ValueError, RecursionError) as error:
             raise UserError(f"the JSON schema cannot be written as JSON: {_sentence(str(error))}") from None
-    found = Constraint(tokenizer, regex, json_schema, open_objects)
-    if found.dropped:
-        warnings.warn(found.note, stacklevel=2)
-    return found
+    constraint = Constraint(tokenizer, regex, json_schema, open_objects)
+    if constraint.dropped:
+        warnings.warn(constraint.note, stacklevel=2)
+    return constraint
 
 
 class Guide:
@@ -145,8 +145,8 @@ class Guide:
 
         Raises ``UserError`` if that takes more time or memory than ``_limits`` allows.
         """
-        known = list(takewhile(lambda token: token < self._size, tokens))  # a model may have ids beyond the tokenizer's
-        count = self._matcher.validate_tokens(known)
+        valid = list(takewhile(lambda token: token < self._size, tokens))  # a model may have ids beyond the tokenizer's
+        count = self._matcher.validate_tokens(valid)
         self._check()
         return count
 
@@ -157,11 +157,11 @@ class Guide:
         These are the tokens that continue the text, and all tokens where it is complete. ``width``: size of the model's
         vocabulary. Raises ``UserError`` if the text is incomplete and no token continues it, and as ``possible`` does.
         """
-        found, added = torch.ones(len(tokens) + 1, width, dtype=torch.bool), 0
+        mask, added = torch.ones(len(tokens) + 1, width, dtype=torch.bool), 0
         for token in (*tokens, None):
             if not self.complete:
-                found[added, : self._size] = self._continuing()
-                found[added, self._size :] = False
+                mask[added, : self._size] = self._continuing()
+                mask[added, self._size :] = False
             if token is None or self.done or not self.possible([token]):
                 break
             self.accept(token)
@@ -169,7 +169,7 @@ class Guide:
         if added:
             self._matcher.rollback(added)
             self.done = False
-        return found
+        return mask
 
     def accept(self, token: int) -> bool:
         """Add a token to the text and return True. A token that cannot continue a complete text ends it instead; the
@@ -218,17 +218,17 @@ class _Vocabulary:
     """Tokens of a tokenizer in the form that llguidance reads, with an end token after the last id."""
 
     def __init__(self, tokenizer: Tokenizer):
-        known = tokenizer.token_bytes
-        if known is None:
+        token_bytes = tokenizer.token_bytes
+        if token_bytes is None:
             raise UserError(
                 "the tokenizer joins its tokens with spaces or word markers, so the text of a token depends on its "
                 "neighbours; constrained text needs a tokenizer of bytes, characters, words or byte-level BPE"
             )
         outside = {*tokenizer.specials.values(), *special_ids(tokenizer.core).values()}
-        self.eos_token_id = len(known)
+        self.eos_token_id = len(token_bytes)
         self.bos_token_id = None
-        self.special_token_ids = [*sorted(outside), len(known)]
-        self.tokens = [b"" if index in outside else token for index, token in enumerate(known)] + [b""]
+        self.special_token_ids = [*sorted(outside), len(token_bytes)]
+        self.tokens = [b"" if index in outside else token for index, token in enumerate(token_bytes)] + [b""]
         self._tokenizer = tokenizer
         self._ids = {token: index for index, token in enumerate(self.tokens) if token}
         self._longest = max(map(len, self._ids), default=0)
@@ -246,15 +246,15 @@ class _Vocabulary:
 
     def _greedy(self, text: bytes) -> list[int]:
         """Tokenize by the longest matching token from left to right; stop where no token matches."""
-        found: list[int] = []
+        ids: list[int] = []
         while text:
             ends = range(min(len(text), self._longest), 0, -1)
             length = next((end for end in ends if text[:end] in self._ids), 0)
             if not length:
                 break
-            found.append(self._ids[text[:length]])
+            ids.append(self._ids[text[:length]])
             text = text[length:]
-        return found
+        return ids
 
 
 def _library() -> Any:
@@ -289,12 +289,12 @@ def _limits(library: Any) -> LLParserLimits:
 def _of_schema(library: Any, schema: str, open_objects: bool) -> tuple[str, tuple[str, ...]]:
     """Compile a schema; return (grammar, keywords that it leaves out)."""
     try:
-        found = json.loads(schema)
+        content = json.loads(schema)
     except (ValueError, RecursionError) as error:
         raise UserError(f"the JSON schema is not valid JSON: {_sentence(str(error))}") from None
-    if not isinstance(found, dict):
-        raise UserError(f"the JSON schema is a {type(found).__name__}; allowed: an object")
-    rewriting = rewrite(found, lambda schema: _is_supported(library, schema), open_objects)
+    if not isinstance(content, dict):
+        raise UserError(f"the JSON schema is a {type(content).__name__}; allowed: an object")
+    rewriting = rewrite(content, lambda schema: _is_supported(library, schema), open_objects)
     return _grammar(library, rewriting.schema), rewriting.dropped
 
 

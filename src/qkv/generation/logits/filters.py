@@ -76,8 +76,8 @@ def repetition_penalty(logits: Tensor, text: Tensor, penalty: float) -> Tensor:
     """
     if penalty == 1.0:
         return logits
-    found = logits.gather(-1, text)
-    return logits.scatter(-1, text, torch.where(found > 0, found / penalty, found * penalty))
+    values = logits.gather(-1, text)
+    return logits.scatter(-1, text, torch.where(values > 0, values / penalty, values * penalty))
 
 
 def temperature(logits: Tensor, value: float) -> Tensor:
@@ -179,9 +179,9 @@ def sampled(logits: Tensor, generation: Generation, text: Tensor | None, uniform
 def _largest(logits: Tensor) -> tuple[list[float], list[int]]:
     """Return (largest logit of each row of (B, V), its token); the logit is NaN if the row has a NaN."""
     if logits.is_cpu:  # NumPy takes a tenth of the time here
-        found = logits.detach().numpy()
-        tokens = found.argmax(-1).tolist()  # a NaN counts as the largest
-        return [float(row[token]) for row, token in zip(found, tokens, strict=True)], tokens
+        array = logits.detach().numpy()
+        tokens = array.argmax(-1).tolist()  # a NaN counts as the largest
+        return [float(row[token]) for row, token in zip(array, tokens, strict=True)], tokens
     best, tokens = logits.max(-1)
     return best.tolist(), tokens.tolist()
 

@@ -36,8 +36,8 @@ def forbid(logits: Tensor, lines: Sequence[LogitLine]) -> Tensor:
     for row, line in zip(logits, lines, strict=True):
         for ids in _suppressed(line):
             row.index_fill_(0, _columns(ids, logits.shape[-1]).to(row.device), -math.inf)
-        found = {*_completing(line.text, line.settings), *_repeating(line.text, line.settings.no_repeat_ngram_size)}
-        if places := [index for index in found if index < logits.shape[-1]]:
+        tokens = {*_completing(line.text, line.settings), *_repeating(line.text, line.settings.no_repeat_ngram_size)}
+        if places := [index for index in tokens if index < logits.shape[-1]]:
             row[places] = -math.inf
     return logits
 

@@ -67,50 +67,50 @@ class _Rewriter:
 
     def result(self) -> Rewriting:
         """Rewrite the whole schema."""
-        found = self._value(self._root, "#", True)
-        if not _is_finite(found, _finite(self._definitions)):
+        schema = self._value(self._root, "#", True)
+        if not _is_finite(schema, _finite(self._definitions)):
             raise UserError(
                 "the JSON schema cannot be used: it requires itself within itself, so that only infinite JSON would "
                 "match; leave the recursive property out of 'required', or allow null"
             )
         definitions = {"$defs": self._definitions} if self._definitions else {}
-        return Rewriting({**found, **definitions}, tuple(self._dropped))
+        return Rewriting({**schema, **definitions}, tuple(self._dropped))
 
     def _value(self, schema: Any, place: str, closing: bool) -> Any:
         """Rewrite a schema. ``closing``: no other schema describes the same value, so its objects can be closed."""
         if not isinstance(schema, dict):
             return schema
-        kept = {key: each for key, each in schema.items() if not self._is_left_out(key, each, schema, place)}
-        parts = kept.get("allOf")
-        if kept.keys() == {"allOf"} and isinstance(parts, list) and len(parts) == 1:
+        rest = {key: each for key, each in schema.items() if not self._is_left_out(key, each, schema, place)}
+        parts = rest.get("allOf")
+        if rest.keys() == {"allOf"} and isinstance(parts, list) and len(parts) == 1:
             return self._value(parts[0], f"{place}/allOf/0", closing)
-        if kept.keys() == {"$ref"}:
-            return self._reference(kept["$ref"], place, closing)
-        whole = closing and self._is_whole(schema, kept)
-        found = {key: self._keyword(key, each, place, closing and not whole) for key, each in kept.items()}
-        if "$ref" in found:  # beside other keywords
-            found["allOf"] = [found.pop("$ref"), *found.get("allOf", [])]
-        return self._closed(found, list(self._parts(schema, place, set()))) if whole else found
+        if rest.keys() == {"$ref"}:
+            return self._reference(rest["$ref"], place, closing)
+        whole = closing and self._is_whole(schema, rest)
+        result = {key: self._keyword(key, each, place, closing and not whole) for key, each in rest.items()}
+        if "$ref" in result:  # beside other keywords
+            result["allOf"] = [result.pop("$ref"), *result.get("allOf", [])]
+        return self._closed(result, list(self._parts(schema, place, set()))) if whole else result
 
-    def _is_whole(self, schema: Schema, kept: Schema) -> bool:
+    def _is_whole(self, schema: Schema, rest: Schema) -> bool:
         """Return whether an object is closed as a whole, and not separately within each alternative of ``anyOf``."""
-        return "unevaluatedProperties" in schema or not kept.keys().isdisjoint({"properties", "allOf", "$ref"})
+        return "unevaluatedProperties" in schema or not rest.keys().isdisjoint({"properties", "allOf", "$ref"})
 
-    def _closed(self, found: Schema, parts: list[Schema]) -> Schema:
-        """Close an object: allow only properties that its parts name or that it requires. Return ``found`` unchanged if
-        a part constrains other properties itself, or if nothing calls for closing.
+    def _closed(self, schema: Schema, parts: list[Schema]) -> Schema:
+        """Close an object: allow only properties that its parts name or that it requires. Return ``schema`` unchanged
+        if a part constrains other properties itself, or if nothing calls for closing.
         """
         shut = parts[0].get("unevaluatedProperties") is False
-        told = any("additionalProperties" in each or each.get("unevaluatedProperties", False) for each in parts)
+        explicit = any("additionalProperties" in each or each.get("unevaluatedProperties", False) for each in parts)
         named = [each["properties"] for each in parts if isinstance(each.get("properties"), dict)]
-        if told or not (shut or (named and self._closes)):
-            return found
+        if explicit or not (shut or (named and self._closes)):
+            return schema
         patterns = [each["patternProperties"] for each in parts if isinstance(each.get("patternProperties"), dict)]
-        names = [*(name for each in named for name in each), *_texts(found.get("required"))]
-        closed = {**found, "properties": _and_others(found.get("properties"), names), "additionalProperties": False}
+        names = [*(name for each in named for name in each), *_texts(schema.get("required"))]
+        closed = {**schema, "properties": _and_others(schema.get("properties"), names), "additionalProperties": False}
         if patterns:
-            others = [pattern for each in patterns for pattern in each]
-            closed["patternProperties"] = _and_others(found.get("patternProperties"), others)
+            patterns_of_parts = [pattern for each in patterns for pattern in each]
+            closed["patternProperties"] = _and_others(schema.get("patternProperties"), patterns_of_parts)
         return closed
 
     def _parts(self, schema: Any, place: str, seen: set[str]) -> Iterator[Schema]:
@@ -137,8 +137,8 @@ class _Rewriter:
             return [self._value(each, f"{inner}/{i}", apart) for i, each in enumerate(value)]
         if isinstance(value, dict) and key in ("properties", "patternProperties"):
             return {name: self._value(each, f"{inner}/{_quoted(name)}", True) for name, each in value.items()}
-        known = key in ("items", "additionalItems", "additionalProperties")
-        return self._value(value, inner, True) if known else value
+        nested = key in ("items", "additionalItems", "additionalProperties")
+        return self._value(value, inner, True) if nested else value
 
     def _is_left_out(self, key: str, value: Any, schema: Schema, place: str) -> bool:
         """Return whether to leave a keyword out of the rewritten schema; report it if the allowed JSON changes."""
@@ -183,17 +183,17 @@ class _Rewriter:
     def _target(self, pointer: Any, place: str) -> tuple[Any, str]:
         """Return (schema, JSON pointer) of the target of a reference."""
         base, _, fragment = str(pointer).partition("#")
-        found, where = self._places.get(base or "#") or self._missing(pointer, place)
+        target, where = self._places.get(base or "#") or self._missing(pointer, place)
         if fragment and not fragment.startswith("/"):
             return self._places.get(f"{base}#{fragment}") or self._missing(pointer, place)
         for step in fragment.split("/")[1:]:
             key = unquote(step).replace("~1", "/").replace("~0", "~")
-            inner: Any = dict(enumerate(found)) if isinstance(found, list) else found
-            index = int(key) if isinstance(found, list) and key.isdecimal() else key
+            inner: Any = dict(enumerate(target)) if isinstance(target, list) else target
+            index = int(key) if isinstance(target, list) and key.isdecimal() else key
             if not isinstance(inner, dict) or index not in inner:
                 return self._missing(pointer, place)
-            found, where = inner[index], f"{where}/{_quoted(key)}"
-        return found, where
+            target, where = inner[index], f"{where}/{_quoted(key)}"
+        return target, where
 
     def _missing(self, pointer: Any, place: str) -> tuple[Any, str]:
         raise UserError(
@@ -203,52 +203,54 @@ class _Rewriter:
     @cached_property
     def _places(self) -> dict[str, tuple[Any, str]]:
         """Targets of references, (schema, JSON pointer), by reference: the root, each ``$id`` and each ``$anchor``."""
-        found: dict[str, tuple[Any, str]] = {"#": (self._root, "#")}
+        targets: dict[str, tuple[Any, str]] = {"#": (self._root, "#")}
         waiting: list[tuple[Any, str, str]] = [(self._root, "#", "")]
         while waiting:
             each, place, base = waiting.pop()
             inner = enumerate(each) if isinstance(each, list) else each.items() if isinstance(each, dict) else ()
             if isinstance(each, dict):
-                own = each.get("$id")
-                base = own.partition("#")[0] if isinstance(own, str) else base
-                found.setdefault(base or "#", (each, place))
+                identity = each.get("$id")
+                base = identity.partition("#")[0] if isinstance(identity, str) else base
+                targets.setdefault(base or "#", (each, place))
                 for kind in ("$anchor", "$dynamicAnchor"):
                     if isinstance(each.get(kind), str):
-                        found[f"{base}#{each[kind]}"] = found[f"#{each[kind]}"] = (each, place)
+                        targets[f"{base}#{each[kind]}"] = targets[f"#{each[kind]}"] = (each, place)
             waiting += [(one, f"{place}/{_quoted(str(key))}", base) for key, one in inner]
-        return found
+        return targets
 
 
 def _finite(definitions: Schema) -> frozenset[str]:
     """Return references to the definitions that JSON of finite length can match, found by fixed-point iteration."""
-    known = frozenset[str]()
+    references = frozenset[str]()
     while True:
-        more = frozenset(f"#/$defs/{name}" for name, each in definitions.items() if _is_finite(each, known))
-        if more == known:
-            return known
-        known = more
+        more = frozenset(f"#/$defs/{name}" for name, each in definitions.items() if _is_finite(each, references))
+        if more == references:
+            return references
+        references = more
 
 
-def _is_finite(schema: Any, known: frozenset[str]) -> bool:
-    """Return whether JSON of finite length can match ``schema``. ``known``: references with finite matches."""
+def _is_finite(schema: Any, references: frozenset[str]) -> bool:
+    """Return whether JSON of finite length can match ``schema``. ``references``: references with finite matches."""
     if not isinstance(schema, dict) or "enum" in schema or "const" in schema:
         return True
-    if "$ref" in schema and schema["$ref"] not in known:
+    if "$ref" in schema and schema["$ref"] not in references:
         return False
     several = {key: schema[key] for key in ("allOf", "anyOf", "oneOf") if isinstance(schema.get(key), list)}
-    if not all((all if key == "allOf" else any)(_is_finite(each, known) for each in several[key]) for key in several):
+    if not all(
+        (all if key == "allOf" else any)(_is_finite(each, references) for each in several[key]) for key in several
+    ):
         return False
     kinds = schema.get("type")
     kinds = kinds if isinstance(kinds, list) else [kinds]
     inner = {"object": _of_object, "array": _of_array}
-    return any(kind not in inner or all(_is_finite(each, known) for each in inner[kind](schema)) for kind in kinds)
+    return any(kind not in inner or all(_is_finite(each, references) for each in inner[kind](schema)) for kind in kinds)
 
 
 def _of_object(schema: Schema) -> list[Any]:
     """Return the schemas of the properties that an object must have."""
     properties = schema.get("properties")
-    own = properties if isinstance(properties, dict) else {}
-    return [own.get(name, schema.get("additionalProperties")) for name in _texts(schema.get("required"))]
+    schemas = properties if isinstance(properties, dict) else {}
+    return [schemas.get(name, schema.get("additionalProperties")) for name in _texts(schema.get("required"))]
 
 
 def _of_array(schema: Schema) -> list[Any]:
@@ -256,14 +258,14 @@ def _of_array(schema: Schema) -> list[Any]:
     least, first, items = schema.get("minItems", 0), schema.get("prefixItems", []), schema.get("items")
     first = items if isinstance(items, list) else first
     needed = least if isinstance(least, int) else 0
-    own = list(first[:needed]) if isinstance(first, list) else []
-    return own + ([items] if needed > len(own) and isinstance(items, dict) else [])
+    schemas = list(first[:needed]) if isinstance(first, list) else []
+    return schemas + ([items] if needed > len(schemas) and isinstance(items, dict) else [])
 
 
-def _and_others(known: Any, names: list[str]) -> Schema:
-    """Return ``known`` with the missing ``names`` added, each with a schema that allows any value."""
-    own = known if isinstance(known, dict) else {}
-    return {**own, **{name: True for name in names if name not in own}}
+def _and_others(properties: Any, names: list[str]) -> Schema:
+    """Return ``properties`` with the missing ``names`` added, each with a schema that allows any value."""
+    allowed = properties if isinstance(properties, dict) else {}
+    return {**allowed, **{name: True for name in names if name not in allowed}}
 
 
 def _texts(value: Any) -> list[str]:

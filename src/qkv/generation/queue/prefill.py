@@ -136,8 +136,8 @@ class Begun:
         index = [i for i, row in enumerate(self.rows) if not dropped(row)]
         if len(index) == len(self.rows):
             return self
-        kept = [self.rows[i] for i in index]
-        return Begun(kept, self.last[index], rows(self.state, index)) if kept else None
+        rest = [self.rows[i] for i in index]
+        return Begun(rest, self.last[index], rows(self.state, index)) if rest else None
 
 
 @dataclass
@@ -202,8 +202,8 @@ class Prefill:
             if group.left and id(group.left[0]) in gone:
                 group.begun = None
             group.left = [row for row in group.left if id(row) not in gone]
-            kept = [each.without(lambda row: id(row) in gone) for each in group.done]
-            group.done = [each for each in kept if each is not None]
+            groups = [each.without(lambda row: id(row) in gone) for each in group.done]
+            group.done = [each for each in groups if each is not None]
         self._groups = [group for group in self._groups if group.left or group.done]
 
     def step(self) -> None:
@@ -241,10 +241,10 @@ class Prefill:
 
     def ready(self) -> list[Begun]:
         """Remove and return the rows of completed groups, in order, up to the first group that is still incomplete."""
-        found: list[Begun] = []
+        groups: list[Begun] = []
         while self._groups and not self._groups[0].left:
-            found += self._groups.pop(0).done
-        return found
+            groups += self._groups.pop(0).done
+        return groups
 
     def _look_up(self, texts: Sequence[DecodedRow]) -> None:
         """Set ``read`` of rows without a state to the length of their cached prefix."""
@@ -276,17 +276,17 @@ class Prefill:
             first = both
         return first
 
-    def _lends(self, first: _Group, others: Sequence[_Group]) -> bool:
-        """Return whether to read ``first`` alone and cache its state: ``others`` share a prefix with it, and need not
+    def _lends(self, first: _Group, later: Sequence[_Group]) -> bool:
+        """Return whether to read ``first`` alone and cache its state: ``later`` share a prefix with it, and need not
         read so many positions that this outweighs the additional pass.
         """
-        row, known = first.left[0], self.prefixes
-        if len(first.left) > 1 or known is None or row.start or not self.model.rewindable:
+        row, prefixes = first.left[0], self.prefixes
+        if len(first.left) > 1 or prefixes is None or row.start or not self.model.rewindable:
             return False
-        if not known.has_room(len(row.tokens)):
+        if not prefixes.has_room(len(row.tokens)):
             return False
         saved = 0
-        for other in (each for group in others for each in group.left if not each.start):
+        for other in (each for group in later for each in group.left if not each.start):
             beginning, shared = min(common(row.tokens, other.tokens), len(other.tokens) - 1), self._shared(other)
             read = shared.length if shared else 0
             saved += max(0, beginning - read) if beginning >= FEWEST else 0
@@ -324,8 +324,8 @@ class Prefill:
         if several[0].read == several[0].start:
             return self.model.init_state(len(several), self.capacity, memory_of(several), self.pages)
         assert self.prefixes is not None
-        found = [shared for row in several if (shared := self._shared(row)) is not None]
-        return reduce(join, [self.prefixes.take(shared) for shared in found])
+        prefixes = [shared for row in several if (shared := self._shared(row)) is not None]
+        return reduce(join, [self.prefixes.take(shared) for shared in prefixes])
 
     def _end(self, several: Sequence[DecodedRow], state: State) -> None:
         """Record the texts of rows that have been read completely, and cache their states if these can drop positions;
@@ -386,8 +386,8 @@ def continued(model: Transformer, read: Sequence[DecodedRow], state: State) -> t
     while any(row.unread for row in read):
         part, state = forward(model, read, state, max(1, most // len(read)))
         parts.append(part)
-    own = [torch.cat([part.vectors[i, : part.counts[i]] for part in parts]) for i in range(len(read))]
-    return HeadInput(pad_sequence(own, batch_first=True), list(map(len, own))), state
+    vectors = [torch.cat([part.vectors[i, : part.counts[i]] for part in parts]) for i in range(len(read))]
+    return HeadInput(pad_sequence(vectors, batch_first=True), list(map(len, vectors))), state
 
 
 def memory_of(read: Sequence[DecodedRow]) -> Memory | None:
@@ -395,14 +395,14 @@ def memory_of(read: Sequence[DecodedRow]) -> Memory | None:
 
     If these are all rows of one encoder output, in order, it is returned without a copy.
     """
-    found = [row.memory for row in read if row.memory is not None]
-    if not found:
+    memories = [row.memory for row in read if row.memory is not None]
+    if not memories:
         return None
-    whole = found[0][0]
-    if all(memory is whole for memory, _ in found):
-        index = [i for _, i in found]
+    whole = memories[0][0]
+    if all(memory is whole for memory, _ in memories):
+        index = [i for _, i in memories]
         return whole if index == list(range(whole.lengths.shape[0])) else rows(whole, index)
-    joined = rows(whole, [found[0][1]])
-    for memory, i in found[1:]:
+    joined = rows(whole, [memories[0][1]])
+    for memory, i in memories[1:]:
         joined = join(joined, rows(memory, [i]))
     return joined

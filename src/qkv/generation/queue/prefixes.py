@@ -90,12 +90,12 @@ class Prefixes:
         self._holders.update(pages.keys())
         return new
 
-    def _remove(self, kept: KeptPrefix) -> None:
+    def _remove(self, prefix: KeptPrefix) -> None:
         """Remove a state from the cache."""
-        self._kept.remove(kept)
-        self._holders.subtract(kept.pages.keys())
-        free = [page for page in kept.pages if not self._holders[page]]
-        self.nbytes -= kept.apart + sum(self._pages.pop(page) for page in free)
+        self._kept.remove(prefix)
+        self._holders.subtract(prefix.pages.keys())
+        free = [page for page in prefix.pages if not self._holders[page]]
+        self.nbytes -= prefix.apart + sum(self._pages.pop(page) for page in free)
         for page in free:
             del self._holders[page]
 
@@ -106,7 +106,7 @@ class Prefixes:
     @property
     def states(self) -> list[State]:
         """All cached states."""
-        return [kept.state for kept in self._kept]
+        return [prefix.state for prefix in self._kept]
 
     def find(self, tokens: Sequence[int]) -> SharedPrefix | None:
         """Return the longest cached prefix of a text; None if it has fewer than ``FEWEST`` tokens.
@@ -114,22 +114,22 @@ class Prefixes:
         The prefix never includes the last token of the text, which must be read to predict the next one.
         """
         best = None
-        for kept in reversed(self._kept):  # of equal lengths the latest, so that the others are removed first
-            length = min(common(tokens, kept.tokens), len(tokens) - 1)
-            if not self.model.rewindable and length < len(kept.tokens):
+        for prefix in reversed(self._kept):  # of equal lengths the latest, so that the others are removed first
+            length = min(common(tokens, prefix.tokens), len(tokens) - 1)
+            if not self.model.rewindable and length < len(prefix.tokens):
                 continue
             if length >= FEWEST and (best is None or length > best.length):
-                best = SharedPrefix(kept, length)
+                best = SharedPrefix(prefix, length)
         return best
 
     def take(self, shared: SharedPrefix) -> State:
         """Copy the state of a shared prefix (one row), and count a cache hit."""
-        kept, length = shared
-        self._use(kept)
+        prefix, length = shared
+        self._use(prefix)
         self.hits += 1
         self.tokens += length
-        state = one_row(kept.state, 0, self._room(length))
-        return state if length == len(kept.tokens) else self.model.rewind(state, torch.tensor([length]))
+        state = one_row(prefix.state, 0, self._room(length))
+        return state if length == len(prefix.tokens) else self.model.rewind(state, torch.tensor([length]))
 
     def hold(self, tokens: Sequence[int]) -> int:
         """Return the bytes of the cached state from which a text can start, without the pages of running texts; mark
@@ -141,13 +141,13 @@ class Prefixes:
         if shared is None or 2 * shared.length < len(shared.kept.tokens):
             return 0
         self._use(shared.kept)
-        kept = shared.kept
-        return kept.apart + sum(kept.pages.values()) - self._lent_bytes(kept.pages)
+        prefix = shared.kept
+        return prefix.apart + sum(prefix.pages.values()) - self._lent_bytes(prefix.pages)
 
-    def _use(self, kept: KeptPrefix) -> None:
+    def _use(self, prefix: KeptPrefix) -> None:
         """Mark a state as the most recently used."""
-        self._kept.remove(kept)
-        self._kept.append(kept)
+        self._kept.remove(prefix)
+        self._kept.append(prefix)
 
     def parting(self, tokens: Sequence[int], read: int) -> int | None:
         """Return the number of tokens after which a text diverges from one that was read recently, at least ``FEWEST``
@@ -155,9 +155,9 @@ class Prefixes:
         """
         if self.model.rewindable or not self.most:
             return None
-        found = max((common(tokens, text) for text in self._texts), default=0)
-        found = min(found, len(tokens) - 1)
-        return found if found >= read + FEWEST else None
+        length = max((common(tokens, text) for text in self._texts), default=0)
+        length = min(length, len(tokens) - 1)
+        return length if length >= read + FEWEST else None
 
     def saw(self, tokens: Sequence[int]) -> None:
         """Store the tokens of a text that was read, so that ``parting`` can compare later texts with it."""
@@ -169,13 +169,13 @@ class Prefixes:
         """
         if len(tokens) < FEWEST or self.most <= 0:
             return
-        for kept in self._kept:
-            if self._serves(kept.tokens, tokens):
-                self._use(kept)
+        for prefix in self._kept:
+            if self._serves(prefix.tokens, tokens):
+                self._use(prefix)
                 return
         if self.model.rewindable:  # states after prefixes of ``tokens`` are part of the new state
-            for kept in [kept for kept in self._kept if self._serves(tokens, kept.tokens)]:
-                self._remove(kept)
+            for prefix in [prefix for prefix in self._kept if self._serves(tokens, prefix.tokens)]:
+                self._remove(prefix)
         if self.has_room(len(tokens)):
             self.shrink(self.most - self._needed(len(tokens)))
             new = self._add(list(tokens), one_row(state, row, self._room(len(tokens))))
@@ -204,10 +204,10 @@ class Prefixes:
         """Return the bytes of the pages of a state after ``length`` tokens; 0 if states have no pages."""
         return self.model.page_bytes(length) if self.pages else 0
 
-    def _serves(self, known: Sequence[int], tokens: Sequence[int]) -> bool:
-        """Return whether texts that can start from the state after ``tokens`` can start from that after ``known``."""
-        same = len(known) == len(tokens) or (self.model.rewindable and len(known) > len(tokens))
-        return same and common(known, tokens) == len(tokens)
+    def _serves(self, text: Sequence[int], tokens: Sequence[int]) -> bool:
+        """Return whether texts that can start from the state after ``tokens`` can start from that after ``text``."""
+        same = len(text) == len(tokens) or (self.model.rewindable and len(text) > len(tokens))
+        return same and common(text, tokens) == len(tokens)
 
     def _room(self, length: int) -> int | None:
         """Return the number of positions that the buffers of a copy must have; None for a model with segmentation,

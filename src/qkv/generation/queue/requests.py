@@ -188,8 +188,8 @@ class RequestQueue:
             )
         self._check(request)
         until = None if request.deadline is None else self.clock() + request.deadline
-        own, before = request.generation, [token for token in request.prompt if token >= 0]
-        writer = TextWriter(self.tokenizer, before[-PROMPT_END:], own.stop, own.min_tokens)
+        settings, before = request.generation, [token for token in request.prompt if token >= 0]
+        writer = TextWriter(self.tokenizer, before[-PROMPT_END:], settings.stop, settings.min_tokens)
         new = _Waiting(next(self._numbers), request, until, writer, self._positions(request))
         needed = self._needed([new])
         if self.budget is not None and needed > self.budget:
@@ -233,20 +233,22 @@ class RequestQueue:
         inputs = None if request.inputs is None else [request.inputs]
         context.check(self.model, [request.prompt], request.generation, inputs)
         if (request.source is None) == (self.model.encoder is not None):
-            wanted = "needs a source for its encoder" if request.source is None else "has no encoder to read a source"
-            raise UserError(f"source: the model {wanted}")
+            problem = "needs a source for its encoder" if request.source is None else "has no encoder to read a source"
+            raise UserError(f"source: the model {problem}")
         if request.source is not None:
             self._check_source(request.source)
 
     def _check_source(self, source: Sequence[int]) -> None:
         assert self.model.encoder is not None
-        known, limit = self.model.encoder.vocab_size or 0, self.model.encoder.limit
+        vocab_size, limit = self.model.encoder.vocab_size or 0, self.model.encoder.limit
         if not source or (limit is not None and len(source) > limit):
             allowed = "at least 1" if limit is None else f"1 to {limit}"
             raise UserError(f"source: it has {len(source)} tokens; allowed: {allowed}")
-        wrong = next((index for index in source if not 0 <= index < known), None)
+        wrong = next((index for index in source if not 0 <= index < vocab_size), None)
         if wrong is not None:
-            raise UserError(f"source: it has the token {wrong}, which is outside the vocabulary (0 to {known - 1})")
+            raise UserError(
+                f"source: it has the token {wrong}, which is outside the vocabulary (0 to {vocab_size - 1})"
+            )
 
     def _all(self) -> list[_Waiting]:
         return [*self._waiting, *self._running.values()]
@@ -267,21 +269,21 @@ class RequestQueue:
         """Return the maximum bytes of a request's pages, including a copy of its state made before proposals."""
         if not self.pages:
             return 0
-        found = self.model.page_bytes(request.positions)
+        size = self.model.page_bytes(request.positions)
         if self.speculator is None or self.model.rewindable:
-            return found
+            return size
         # Up to num_tokens + 1 tokens since the copy are read again, and as many more with the proposals.
         between = 2 * (self.speculator.speculation.num_tokens + 1)
-        return found + self.model.page_bytes(min(between, request.positions)) + self.model.page_bytes(1)
+        return size + self.model.page_bytes(min(between, request.positions)) + self.model.page_bytes(1)
 
     def _positions(self, request: Request) -> int:
         """Return the maximum number of positions that the state of a request may reach."""
         needed = _most_tokens(request)
         return needed if self.model.limit is None else min(needed, self.model.limit)
 
-    def _slides(self, own: _Waiting) -> bool:
+    def _slides(self, waiting: _Waiting) -> bool:
         """Return whether the text may become longer than the model's context."""
-        return own.positions < _most_tokens(own.request)
+        return waiting.positions < _most_tokens(waiting.request)
 
     def _empty(self) -> Sampling:
         """Return a sampler without rows."""
@@ -312,8 +314,8 @@ class RequestQueue:
         """
         if not self.model.rewindable or any(map(self._slides, self._running.values())):
             return None
-        held = paged(store for state in self._sampling.engine.states for store in stores(state))
-        return [page for store in held for page in store.full]
+        stores_of_pages = paged(store for state in self._sampling.engine.states for store in stores(state))
+        return [page for store in stores_of_pages for page in store.full]
 
     def _admit_waiting(self, most: int | None) -> None:
         """Admit waiting requests in order while ``max_batch`` and ``most`` bytes (None: no bound) allow."""
@@ -334,64 +336,72 @@ class RequestQueue:
         The prefix counts because, if it were removed, the request would need the shared pages for itself.
         """
         needed = self._needed([first, *self._running.values()])
-        held = self.prefixes.hold(first.request.prompt) if self._running and self._page_bytes(first) else 0
-        return needed + held <= most
+        cached = self.prefixes.hold(first.request.prompt) if self._running and self._page_bytes(first) else 0
+        return needed + cached <= most
 
-    def _start(self, own: _Waiting) -> None:
+    def _start(self, waiting: _Waiting) -> None:
         """Add a request to the batch."""
-        asked = own.request
-        memory = None if asked.source is None else self._encoded(asked.source)
-        inputs = None if asked.inputs is None else [asked.inputs]
-        (own.row,) = self._sampling.admit(
-            [asked.prompt], asked.generation, memory, asked.alternatives, asked.constraint, self.speculator, inputs
+        request = waiting.request
+        memory = None if request.source is None else self._encoded(request.source)
+        inputs = None if request.inputs is None else [request.inputs]
+        (waiting.row,) = self._sampling.admit(
+            [request.prompt],
+            request.generation,
+            memory,
+            request.alternatives,
+            request.constraint,
+            self.speculator,
+            inputs,
         )
-        self._running[own.row] = own
-        if own.row in self._sampling.ends:  # no new token is requested
-            self._ended.append(self._piece(own, []))
+        self._running[waiting.row] = waiting
+        if waiting.row in self._sampling.ends:  # no new token is requested
+            self._ended.append(self._piece(waiting, []))
 
     @torch.inference_mode()
     def _encoded(self, source: Sequence[int]) -> Memory:
         return self.model.encode(Signal(torch.tensor([list(source)], device=self.model.device)))
 
-    def _piece(self, own: _Waiting, drawn: Sequence[Drawn]) -> TextDelta:
+    def _piece(self, running: _Waiting, drawn: Sequence[Drawn]) -> TextDelta:
         """Return the delta of a running request whose row has sampled the tokens ``drawn``; remove it if it ended."""
-        assert own.row is not None
-        end, kept, text, finished = self._sampling.ends.get(own.row), list[Drawn](), "", None
+        assert running.row is not None
+        end, draws, text, finished = self._sampling.ends.get(running.row), list[Drawn](), "", None
         for each in drawn:
-            kept.append(each)
-            text += own.writer.feed(each.token)
-            if own.writer.stop.ended:
+            draws.append(each)
+            text += running.writer.feed(each.token)
+            if running.writer.stop.ended:
                 finished = "stop"
                 break
         else:
             finished = None if end is None else end.reason
         if finished:
-            text += own.writer.flush()
-            self._leave(own)
-        tokens, scores = tuple(each.token for each in kept), tuple(each.score for each in kept if each.score)
+            text += running.writer.flush()
+            self._leave(running)
+        tokens, scores = tuple(each.token for each in draws), tuple(each.score for each in draws if each.score)
         problem = end.problem if end is not None and finished == "refused" else ""
-        return TextDelta(own.number, text, tokens, scores, finished, problem)
+        return TextDelta(running.number, text, tokens, scores, finished, problem)
 
-    def _leave(self, own: _Waiting) -> None:
+    def _leave(self, running: _Waiting) -> None:
         """Remove a running request and its state."""
-        assert own.row is not None
-        self._sampling.drop({own.row})
-        self._sampling.forget(own.row)
-        del self._running[own.row]
+        assert running.row is not None
+        self._sampling.drop({running.row})
+        self._sampling.forget(running.row)
+        del self._running[running.row]
 
     def _end(self, requests: Sequence[_Waiting], finished: Finish) -> None:
         """End requests, and record a last delta of each, with the text that its writer still holds back."""
-        for own in requests:
-            if own.row is None:
-                self._waiting.remove(own)
+        for request in requests:
+            if request.row is None:
+                self._waiting.remove(request)
             else:
-                self._leave(own)
-            self._ended.append(TextDelta(own.number, own.writer.flush(), finished=finished))
+                self._leave(request)
+            self._ended.append(TextDelta(request.number, request.writer.flush(), finished=finished))
 
     def _fail(self, error: Exception) -> None:
         """End all running requests with the error; the queue continues with an empty batch."""
-        said = _sentence(error)
-        self._ended += [TextDelta(own.number, finished="failed", error=said) for own in self._running.values()]
+        message = _sentence(error)
+        self._ended += [
+            TextDelta(request.number, finished="failed", error=message) for request in self._running.values()
+        ]
         self._sampling.engine.clear()
         self.prefixes.shrink(0)  # cached states may be the cause of the failure
         self._running, self._sampling = {}, self._empty()
@@ -412,8 +422,8 @@ def _bytes_per_source_position(model: Transformer) -> int:
     if model.encoder is None:
         return 0
 
-    def held(length: int) -> int:
+    def bytes_of(length: int) -> int:
         memory = model.encode(torch.zeros(1, length, dtype=torch.long, device=model.device))
         return nbytes(memory) + nbytes(model.init_state(1, 1, memory))
 
-    return held(2) - held(1)
+    return bytes_of(2) - bytes_of(1)
