@@ -49,22 +49,22 @@ def _explained(run: Run, row: dict[str, Any]) -> dict[str, Any]:
     pieces = [piece for role in roles for piece in _pieces(role, row[role])]
     if len(pieces) < 2:
         raise UserError("the input has a single word; the influence of words needs at least two")
-    answer, *others = predict(run, [row, *(_without(row, piece) for piece in pieces[:MOST_WORDS])])
+    answer, *changed_answers = predict(run, [row, *(_without(row, piece) for piece in pieces[:MOST_WORDS])])
     label = _label(answer, run)
     before = _score(answer, label)
     words = [
         {"word": piece.word, "input": piece.role, "change": _score(other, label) - before}
-        for piece, other in zip(pieces, others, strict=False)
+        for piece, other in zip(pieces, changed_answers, strict=False)
     ]
-    found = {**answer, "words": words} | ({"explained": label} if label not in (None, answer["answer"]) else {})
+    explanation = {**answer, "words": words} | ({"explained": label} if label not in (None, answer["answer"]) else {})
     if len(pieces) > MOST_WORDS:
-        found["note"] = f"the first {MOST_WORDS:,} of {len(pieces):,} words were left out in turn"
-    return found
+        explanation["note"] = f"the first {MOST_WORDS:,} of {len(pieces):,} words were left out in turn"
+    return explanation
 
 
 def _pieces(role: str, text: str) -> list[_Piece]:
     pattern = r"\S+\s*" if re.search(r"\S\s+\S", text) else r"\S\s*"
-    return [_Piece(role, found[0].strip(), *found.span()) for found in re.finditer(pattern, text)]
+    return [_Piece(role, match[0].strip(), *match.span()) for match in re.finditer(pattern, text)]
 
 
 def _without(row: Mapping[str, Any], piece: _Piece) -> dict[str, Any]:

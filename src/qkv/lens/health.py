@@ -40,15 +40,15 @@ def diagnose(model: Transformer, task: Task, batches: Sequence[Batch], number_fo
             broken, "holds weights that are not finite", "the last update was too large: lower the learning rate"
         )
     gradients = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)]
-    found = _first_output(model, task, batches, number_format)
-    if found:
+    path = _first_output(model, task, batches, number_format)
+    if path:
         rounded = runs_in(number_format, model.device) == "bf16"
         remedy = (
             "train in fp32, or lower the learning rate"
             if rounded
             else "lower the learning rate, or lengthen the warm-up"
         )
-        return Illness(found, "was the first to produce values that are not finite", remedy)
+        return Illness(path, "was the first to produce values that are not finite", remedy)
     if gradients:
         return Illness(
             gradients[-1],
