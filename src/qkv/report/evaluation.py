@@ -74,8 +74,8 @@ def headline(splits: Splits) -> list[tuple[str, str, str]]:
 
 def _elsewhere(splits: Splits, split: str, name: str) -> str:
     """Format the values of the metric ``name`` on all splits except ``split``."""
-    others = [(other, evaluation["figures"].get(name)) for other, evaluation in splits.items() if other != split]
-    return ", ".join(f"{other} {fixed(value)}" for other, value in others if value is not None)
+    values = [(other, evaluation["figures"].get(name)) for other, evaluation in splits.items() if other != split]
+    return ", ".join(f"{other} {fixed(value)}" for other, value in values if value is not None)
 
 
 def chosen_by(figure: str) -> str:
@@ -107,10 +107,10 @@ def add_evaluation(page: Page, splits: Splits, step: int, best: str = "") -> Non
         page.table(["metric", *splits], rows(splits))
         for note in dict.fromkeys(note for evaluation in splits.values() for note in evaluation["notes"]):
             page.prose(note)
-    shown = judged(splits)
-    others = [section for split in splits if split != shown for section in splits[split]["sections"]]
-    add_sections(page, [section for section in others if section.get("kind") in OF_A_RUN])
-    add_sections(page, splits[shown]["sections"])
+    judged_split = judged(splits)
+    sections = [section for split in splits if split != judged_split for section in splits[split]["sections"]]
+    add_sections(page, [section for section in sections if section.get("kind") in OF_A_RUN])
+    add_sections(page, splits[judged_split]["sections"])
 
 
 def evaluation_report(title: str, lead: str, splits: Splits, step: int, best: str = "") -> str:

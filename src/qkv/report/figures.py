@@ -103,5 +103,5 @@ def all_numbers(values: Iterable[object]) -> bool:
     """Return True if a table column holds only numbers and None, and at least one number; such columns are
     right-aligned.
     """
-    given = [value for value in values if value is not None]
-    return bool(given) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in given)
+    present = [value for value in values if value is not None]
+    return bool(present) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in present)

@@ -61,7 +61,7 @@ def evaluation_fragment(title: str, splits: Splits, notes: bool = True) -> str:
     page.header()
     page.cards(headline(splits))
     page.table(["metric", *splits], rows(splits))
-    for note in dict.fromkeys(note for found in splits.values() for note in found["notes"]) if notes else ():
+    for note in dict.fromkeys(note for evaluation in splits.values() for note in evaluation["notes"]) if notes else ():
         page.prose(note)
     return page.html()
 

@@ -61,8 +61,8 @@ class Page:
 
         ``preview``: text whose beginning is shown beside the label; ``open_``: expanded at first.
         """
-        shown = " ".join(preview[:400].split())[:160]
-        beside = tag("span", shown, class_="preview") if shown else None
+        summary = " ".join(preview[:400].split())[:160]
+        beside = tag("span", summary, class_="preview") if summary else None
         yield from self._inside("details", tag("summary", tag("span", label, class_="label"), beside), open=open_)
 
     def prose(self, text: str) -> None:
@@ -81,7 +81,7 @@ class Page:
 
     def cards(self, cards: Sequence[tuple[str, str, str]]) -> None:
         """Append a row of cards, boxes with one number each: (title, value, note)."""
-        made = [
+        boxes = [
             tag(
                 "div",
                 tag("dt", name),
@@ -91,7 +91,7 @@ class Page:
             )
             for name, value, beside in cards
         ]
-        self._add(tag("dl", *made, class_="cards"))
+        self._add(tag("dl", *boxes, class_="cards"))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Append a table; numeric columns are right-aligned. If ``columns`` is empty, the table has no header."""
@@ -179,10 +179,10 @@ _YAML = re.compile(r"^(?P<lead>\s*(?:- +)*)(?P<key>[\w.]+:)(?P<rest>.*)$", re.DO
 
 def _coloured(text: str, language: str) -> Iterator[object]:
     for line in text.splitlines(keepends=True):
-        found = _YAML.match(line) if language == "yaml" else None
+        match = _YAML.match(line) if language == "yaml" else None
         if language in ("yaml", "shell") and line.lstrip().startswith("#"):
             yield tag("span", line, class_="comment")
-        elif found:
-            yield from (found["lead"], tag("span", found["key"], class_="key"), found["rest"])
+        elif match:
+            yield from (match["lead"], tag("span", match["key"], class_="key"), match["rest"])
         else:
             yield line

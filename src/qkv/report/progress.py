@@ -94,16 +94,16 @@ class Progress:
         """Return the texts of the progress line, without the progress bar: amount done, metrics, rate, remaining
         time.
         """
-        told = [self._amount(), *self._figures(self.news)]
+        texts = [self._amount(), *self._figures(self.news)]
         if not any(map(_is_speed, self.figures)) and self.speed.rate and self._per_unit == 1:
-            told.append(
+            texts.append(
                 f"{self._count(self.speed.rate)}/s"
                 if self.unit == "bytes"
                 else f"{short(self.speed.rate)} {self.unit}/s"
             )
         if self.total and self.speed.rate and self.done < self.total:
-            told.append(f"{clock((self.total - self.done) / self.speed.rate + self.after)} left")
-        return told
+            texts.append(f"{clock((self.total - self.done) / self.speed.rate + self.after)} left")
+        return texts
 
     def share(self) -> float | None:
         """Return the fraction of the work that is done, from 0 to 1; None if the total is unknown."""
@@ -128,15 +128,15 @@ class Progress:
         return f"{amount / self._per_unit:,.1f}" if parts and self._per_unit > 1 else f"{whole:,.0f}"
 
     def _summary(self, stopped: bool) -> str:
-        told = [self._amount(), f"{'stopped after' if stopped else 'in'} {duration(self.speed.seconds)}"]
-        return "  ".join([*told, *self._figures(self.result)])
+        texts = [self._amount(), f"{'stopped after' if stopped else 'in'} {duration(self.speed.seconds)}"]
+        return "  ".join([*texts, *self._figures(self.result)])
 
     def _figures(self, news: str) -> list[str]:
         """Format the metrics of the progress line, then the text ``news``, then the speeds."""
-        known = [(name, value) for name, value in self.figures.items() if value is not None]
-        speeds = [_figure(name, value) for name, value in known if _is_speed(name)]
-        others = [_figure(name, value) for name, value in known if not _is_speed(name)]
-        return [*others, *([visible(news)] if news else []), *speeds]
+        pairs = [(name, value) for name, value in self.figures.items() if value is not None]
+        speeds = [_figure(name, value) for name, value in pairs if _is_speed(name)]
+        figures = [_figure(name, value) for name, value in pairs if not _is_speed(name)]
+        return [*figures, *([visible(news)] if news else []), *speeds]
 
 
 def _is_speed(name: str) -> bool:

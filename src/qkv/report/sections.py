@@ -79,8 +79,10 @@ def _by_class(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[li
     """Return a table row for each class: label, examples, recall, precision and F1 in percent; None if undefined."""
     rows: list[list[Any]] = []
     for i, label in enumerate(labels):
-        hits, true, given = counts[i][i], sum(counts[i]), sum(row[i] for row in counts)
-        shares = [100 * a / b if b else None for a, b in ((hits, true), (hits, given), (2 * hits, true + given))]
+        hits, true, predicted = counts[i][i], sum(counts[i]), sum(row[i] for row in counts)
+        shares = [
+            100 * a / b if b else None for a, b in ((hits, true), (hits, predicted), (2 * hits, true + predicted))
+        ]
         rows.append([label, true, *shares])
     return rows
 
@@ -101,11 +103,11 @@ def _pictures(page: Page, section: Section) -> None:
     ``covered``: fractions of the picture's height and width that it covers.
     """
     figures = []
-    for found in section["pictures"]:
-        drawn = tag("img", src=found["source"], alt=found["caption"])
-        if "heat" in found:
-            drawn = tag("span", drawn, _heat(found["heat"], found.get("covered", (1.0, 1.0))), class_="heated")
-        figures.append(tag("figure", drawn, tag("figcaption", found["caption"])))
+    for picture in section["pictures"]:
+        drawn = tag("img", src=picture["source"], alt=picture["caption"])
+        if "heat" in picture:
+            drawn = tag("span", drawn, _heat(picture["heat"], picture.get("covered", (1.0, 1.0))), class_="heated")
+        figures.append(tag("figure", drawn, tag("figcaption", picture["caption"])))
     page.drawing(tag("div", *figures, class_="pictures"))
 
 
@@ -122,11 +124,11 @@ def _tagged(page: Page, section: Section) -> None:
     """
     sentences = section["sentences"]
     kinds = sorted(
-        {kind(tag) for told in sentences for tag in (*told["tags"], *(told.get("truth") or ())) if tag != "O"}
+        {kind(tag) for entry in sentences for tag in (*entry["tags"], *(entry.get("truth") or ())) if tag != "O"}
     )
     page.drawing(legend(kinds))
-    for told in sentences:
-        page.drawing(sentence(told["words"], told["tags"], told.get("truth"), kinds))
+    for entry in sentences:
+        page.drawing(sentence(entry["words"], entry["tags"], entry.get("truth"), kinds))
 
 
 def _alignment(page: Page, section: Section) -> None:
@@ -193,10 +195,10 @@ def reliability_chart(section: Section) -> LineChart:
     A bin has ``low``, ``high``, ``rows``, and mean ``confidence`` and ``accuracy``, in percent. Optional ``before``:
     bins before calibration, drawn as another line.
     """
-    found = [("calibrated", section["bins"]), ("before calibration", section.get("before", ()))]
-    found = found if section.get("before") else [("measured", section["bins"])]
+    curves = [("calibrated", section["bins"]), ("before calibration", section.get("before", ()))]
+    curves = curves if section.get("before") else [("measured", section["bins"])]
     lines = [Line("ideal", (0, 100), (0, 100))]
-    for name, bins in found:
+    for name, bins in curves:
         lines.append(Line(name, [b["confidence"] for b in bins], [b["accuracy"] for b in bins], points=True))
     return LineChart(
         section["title"], lines, "probability of the answer, %", "correct answers, %", y_zero=True, width=640

@@ -123,7 +123,7 @@ def _add_progress(page: Page, run: TrainingRun) -> None:
 def _data(run: TrainingRun) -> dict[str, Any]:
     """Return a summary of the run as plain data, to embed in the page; the curves are embedded separately."""
     validations = [{"step": s, "val_loss": v} for s, v in zip(*run.series("val_loss"), strict=True)]
-    told = {
+    data = {
         "name": run.name,
         "status": run.status,
         "message": run.message,
@@ -131,7 +131,7 @@ def _data(run: TrainingRun) -> dict[str, Any]:
         "figures": dict(run.figures),
     }
     return {
-        **told,
+        **data,
         "cost": [list(row) for row in run.cost],
         "environment": dict(run.environment),
         "validations": validations,
@@ -142,14 +142,14 @@ def _what_happened(run: TrainingRun) -> list[str]:
     """Return sentences on how the run ended: its message, and the step of the first non-finite loss if the message does
     not name it.
     """
-    told = [run.message] if run.message else []
+    sentences = [run.message] if run.message else []
     steps, losses = run.series("loss")
     bad = next((step for step, loss in zip(steps, losses, strict=True) if not math.isfinite(loss)), None)
     if bad is not None and str(bad) not in run.message and f"{bad:,}" not in run.message:
-        told.append(f"The training loss became NaN or infinite at step {bad:,}.")
-    if run.status == "failed" and not told:
-        told.append(f"The run failed after step {run.step:,}.")
-    return told
+        sentences.append(f"The training loss became NaN or infinite at step {bad:,}.")
+    if run.status == "failed" and not sentences:
+        sentences.append(f"The run failed after step {run.step:,}.")
+    return sentences
 
 
 Card = tuple[str, str, str]
@@ -162,11 +162,11 @@ def _validation_card(run: TrainingRun) -> Card | None:
         return None
     if run.evaluation:  # show the loss of the evaluated weights, as the other cards do
         at = run.evaluation["step"]
-        kept = next((v for v, s in zip(values, steps, strict=True) if s == at and math.isfinite(v)), None)
-        if kept is not None:
+        saved = next((v for v, s in zip(values, steps, strict=True) if s == at and math.isfinite(v)), None)
+        if saved is not None:
             return (
                 "Loss, validation",
-                fixed(kept),
+                fixed(saved),
                 f"step {at:,}, {chosen_by(run.best)}" if at != run.step else run.loss_unit,
             )
     best, at = min((v, s) for v, s in zip(values, steps, strict=True) if math.isfinite(v))
@@ -191,8 +191,8 @@ def _task_cards(run: TrainingRun) -> list[Card]:
     """
     if run.evaluation:
         return headline(run.evaluation["splits"])
-    known = [(name, run.last(f"val_{name}")) for name in run.measured if name not in _UNSEEN]
-    return [(named(name), fixed(value), _beside(run, name)) for name, value in known if value is not None]
+    pairs = [(name, run.last(f"val_{name}")) for name in run.measured if name not in _UNSEEN]
+    return [(named(name), fixed(value), _beside(run, name)) for name, value in pairs if value is not None]
 
 
 def _beside(run: TrainingRun, name: str) -> str:
@@ -236,17 +236,17 @@ _CARDS: list[Callable[[TrainingRun], Card | None]] = [
 
 def _add_curves(page: Page, run: TrainingRun) -> None:
     loss = loss_chart(run)
-    others = [
+    charts = [
         *_figure_charts(run),
         *(chart for chart in (_rate_chart(run), _norm_chart(run), _speed_chart(run)) if chart),
     ]
-    if not loss.lines and not others:
+    if not loss.lines and not charts:
         return
     with page.section("Learning curves"):
         if loss.lines:
             page.chart(loss)
-        if others:
-            page.charts(others)
+        if charts:
+            page.charts(charts)
         _add_validations(page, run)
 
 
@@ -275,8 +275,8 @@ def _spread(values: list[float]) -> float:
 
     It is 0 if a value is not positive, which a logarithmic axis cannot show.
     """
-    known = [v for v in values if math.isfinite(v)]
-    return max(known) / min(known) if known and min(known) > 0 else 0.0
+    finite = [v for v in values if math.isfinite(v)]
+    return max(finite) / min(finite) if finite and min(finite) > 0 else 0.0
 
 
 def _small(title: str, line: Line, **options: Any) -> LineChart:
@@ -285,12 +285,12 @@ def _small(title: str, line: Line, **options: Any) -> LineChart:
 
 def _figure_charts(run: TrainingRun) -> list[LineChart]:
     """Draw line charts of the validation metrics that are not functions of the loss."""
-    made = []
+    charts = []
     for name in run.measured:
         steps, values = run.series(f"val_{name}")
         if name not in BESIDE_THE_POINT and steps:
-            made.append(_small(named(name), Line(words(name), steps, values, points=True)))
-    return made
+            charts.append(_small(named(name), Line(words(name), steps, values, points=True)))
+    return charts
 
 
 def _rate_chart(run: TrainingRun) -> LineChart | None:
@@ -325,15 +325,15 @@ def _add_validations(page: Page, run: TrainingRun) -> None:
     if len(steps) < 2:
         return
     training = dict(zip(*run.series("loss"), strict=True))
-    others = {
+    curves = {
         words(name): dict(zip(*run.series(f"val_{name}"), strict=True)) for name in run.measured if name not in _UNSEEN
     }
     rows = [
-        [int(s), training.get(s), v, *(found.get(s) for found in others.values())]
+        [int(s), training.get(s), v, *(curve.get(s) for curve in curves.values())]
         for s, v in zip(steps, values, strict=True)
     ]
     with page.details(f"{len(rows):,} validations as a table"):
-        page.table(["step", "training loss", "validation loss", *others], _spaced(rows, 200))
+        page.table(["step", "training loss", "validation loss", *curves], _spaced(rows, 200))
 
 
 def _spaced(items: Sequence[Any], most: int) -> list[Any]:

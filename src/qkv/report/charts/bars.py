@@ -35,10 +35,10 @@ class BarChart:
         ``standalone``: include its style sheet; otherwise, the surrounding page must include ``theme.css``.
         """
         height = 34 + _ROW * max(1, len(self.bars))
-        told = [self.description] if self.description else []
-        told += [f"{name}: {short(value, 4)}." for name, value in self.bars]
+        sentences = [self.description] if self.description else []
+        sentences += [f"{name}: {short(value, 4)}." for name, value in self.bars]
         body = frame.lines([frame.heading(self.title, self.unit), *self._rows()])
-        return frame.svg((self.width, height), self.title, " ".join(told) or "No values yet.", body, standalone)
+        return frame.svg((self.width, height), self.title, " ".join(sentences) or "No values yet.", body, standalone)
 
     def _repr_svg_(self) -> str:
         """SVG for notebooks."""

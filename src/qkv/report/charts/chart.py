@@ -60,7 +60,7 @@ class LineChart:
 
     def data(self) -> dict[str, Any]:
         """Return titles and drawn points as plain data, to embed in the page for its tooltips."""
-        shown = [
+        lines = [
             {
                 "name": t.name,
                 "colour": t.colour,
@@ -69,7 +69,7 @@ class LineChart:
             }
             for t in self.traces
         ]
-        return {"title": self.title, "x": self.x_label, "y": self.y_label, "lines": shown}
+        return {"title": self.title, "x": self.x_label, "y": self.y_label, "lines": lines}
 
 
 def _digits(value: float, digits: int) -> float:
@@ -114,15 +114,15 @@ class _Drawing:
 
     def _description(self) -> str:
         """Build the text alternative of the chart: first, last, lowest and highest value of each line."""
-        told = [self.chart.description] if self.chart.description else []
+        sentences = [self.chart.description] if self.chart.description else []
         for trace in self.traces:
             values = [y for _, y in trace.points if drawable(y)]
             if values and not trace.faint:
                 first, last = fixed(values[0]), fixed(values[-1])
-                told.append(
+                sentences.append(
                     f"{trace.name}: from {first} to {last}, lowest {fixed(min(values))}, highest {fixed(max(values))}."
                 )
-        return " ".join(told) or "No values yet."
+        return " ".join(sentences) or "No values yet."
 
     def _nothing(self) -> Markup:
         return text((self.left + self.right) / 2, (self.top + self.bottom) / 2, "no values yet", anchor="middle")
@@ -206,12 +206,12 @@ class _Drawing:
         """Return (trace, last drawable point) of each line, from top to bottom, without the faint raw values behind a
         running mean.
         """
-        found = []
+        ends = []
         for trace in self.traces:
             drawn = [point for point in trace.points if drawable(point[1], self.y.log)]
             if drawn and not trace.faint:
-                found.append((trace, drawn[-1]))
-        return sorted(found, key=lambda end: -end[1][1])
+                ends.append((trace, drawn[-1]))
+        return sorted(ends, key=lambda end: -end[1][1])
 
     def _line_name(self, trace: Trace) -> str:
         return self.chart.lines[trace.colour].name

@@ -69,13 +69,13 @@ class HeatMap:
 
     def data(self) -> dict[str, Any]:
         """Return the title, names and values of the map as plain data, to embed in the report page."""
-        told = {
+        fields = {
             "title": self.title,
             "rows": list(self.rows),
             "columns": list(self.columns),
             "values": [list(row) for row in self.values],
         }
-        return told | ({"written": [list(row) for row in self.written]} if self.written else {})
+        return fields | ({"written": [list(row) for row in self.written]} if self.written else {})
 
     def compact(self) -> None:
         """Return None: a heat map has no variant for narrow screens."""
@@ -97,9 +97,9 @@ class _Drawing:
     def __init__(self, chart: HeatMap) -> None:
         self.chart = chart
         self.height, self.count = len(chart.values), max([0, *(len(row) for row in chart.values)])
-        found = AxisScale.over(v for row in chart.values for v in row if v is not None)
+        scale = AxisScale.over(v for row in chart.values for v in row if v is not None)
         self.scale = AxisScale.over(
-            [found.low if chart.low is None else chart.low, found.high if chart.high is None else chart.high]
+            [scale.low if chart.low is None else chart.low, scale.high if chart.high is None else chart.high]
         )
         self.left = min(chart.width * 0.3, max([0.0, *(text_width(name) for name in chart.rows)])) + (
             10 if chart.rows else 0
@@ -147,7 +147,9 @@ class _Drawing:
         ]
         if len(cells) <= _MOST_TOLD:
             rows = [[self._value(i, j) for k, j, _ in cells if k == i] for i in range(self.height)]
-            return " ".join(f"{_name(self.chart.rows, i)}: {', '.join(told)}." for i, told in enumerate(rows) if told)
+            return " ".join(
+                f"{_name(self.chart.rows, i)}: {', '.join(values)}." for i, values in enumerate(rows) if values
+            )
         largest = heapq.nlargest(_LARGEST_TOLD, cells, key=lambda cell: cell[2])
         return f"Largest: {'; '.join(f'{_name(self.chart.rows, i)}, {self._value(i, j)}' for i, j, _ in largest)}."
 
@@ -172,8 +174,8 @@ class _Drawing:
                 x, y = self.left + j * self.cell, self.top + i * self.cell
                 red, green, blue = colour(self.scale.place(value))
                 written = self.chart.written[i][j] if self.chart.written else short(value, 3)
-                told = f"{written} ({short(value, 3)})" if self.chart.written else short(value, 4)
-                about = tag("title", f"{_name(self.chart.rows, i)}, {_name(self.chart.columns, j)}: {told}")
+                label = f"{written} ({short(value, 3)})" if self.chart.written else short(value, 4)
+                about = tag("title", f"{_name(self.chart.rows, i)}, {_name(self.chart.columns, j)}: {label}")
                 yield tag(
                     "rect",
                     about,

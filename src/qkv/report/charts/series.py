@@ -65,12 +65,16 @@ def smoothed(
     of the loss are not delayed; at the end it only includes earlier values.
     """
     half = max(1, round(len(pairs) * share / 2))
-    wanted = sorted({bucket[0] for bucket in _buckets(pairs, limit, x_log)} | {len(pairs) - 1})
+    positions = sorted({bucket[0] for bucket in _buckets(pairs, limit, x_log)} | {len(pairs) - 1})
     out: list[tuple[float, float]] = []
     start = 0
     for fits, run in runs(pairs):
         end, values = start + len(run), [y for _, y in run]
-        places = {0, len(run) - 1, *(i - start for i in wanted[bisect_left(wanted, start) : bisect_left(wanted, end)])}
+        places = {
+            0,
+            len(run) - 1,
+            *(i - start for i in positions[bisect_left(positions, start) : bisect_left(positions, end)]),
+        }
         out += [(run[i][0], _mean_around(values, i, half)) for i in sorted(places)] if fits else run[:1]
         start = end
     return downsample(out, limit, x_log)
@@ -90,10 +94,10 @@ def downsample(pairs: list[tuple[float, float]], limit: int, x_log: bool = False
     if len(pairs) <= limit:
         return pairs
     per_bucket = 2 if all(drawable(y) for _, y in pairs) else 4
-    kept = {0, len(pairs) - 1}
+    indices = {0, len(pairs) - 1}
     for bucket in _buckets(pairs, max(1, (limit - 2) // per_bucket), x_log):
-        kept |= _extremes(bucket, pairs)
-    return [pairs[i] for i in sorted(kept)]
+        indices |= _extremes(bucket, pairs)
+    return [pairs[i] for i in sorted(indices)]
 
 
 def _buckets(pairs: list[tuple[float, float]], count: int, x_log: bool) -> Iterator[list[int]]:
@@ -108,8 +112,8 @@ def _buckets(pairs: list[tuple[float, float]], count: int, x_log: bool) -> Itera
 def _extremes(bucket: list[int], pairs: list[tuple[float, float]]) -> set[int]:
     finite = [i for i in bucket if drawable(pairs[i][1])]
     gaps = [i for i in bucket if not drawable(pairs[i][1])]
-    kept = {min(finite, key=lambda i: pairs[i][1]), max(finite, key=lambda i: pairs[i][1])} if finite else set()
-    return kept | {*gaps[:1], *gaps[-1:]}
+    indices = {min(finite, key=lambda i: pairs[i][1]), max(finite, key=lambda i: pairs[i][1])} if finite else set()
+    return indices | {*gaps[:1], *gaps[-1:]}
 
 
 def runs(points: list[tuple[float, float]], log: bool = False) -> Iterator[tuple[bool, list[tuple[float, float]]]]:
