@@ -106,6 +106,6 @@ class _OfWorkers(Collector):
         for kind, table in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
             for name, (description, value) in table.items():
                 family = kind(name, description, labels=["model"])
-                for model, found in counts.items():
-                    family.add_metric([model], value(found))
+                for model, count in counts.items():
+                    family.add_metric([model], value(count))
                 yield family

@@ -67,8 +67,8 @@ class ServedModel:
             self.tokenizer.chat_template = chat_template
         written = model.spec.decodes and model.vocab_size is not None and run.recipe.model.head.predicts_tokens
         # A decoder that generates from a source is served only if it has named inputs, which messages can contain.
-        asked = (model.encoder is not None) == self.task.writes_from_source or bool(run.recipe.data.inputs)
-        self.writes = text and written and asked
+        reads = (model.encoder is not None) == self.task.writes_from_source or bool(run.recipe.data.inputs)
+        self.writes = text and written and reads
         self.embeds, self.reranks = text, bool(scorer_kind(run, self.embedding))
         self.predicts = bool(self.task.asks) or self.task.predicts_tables
         if not (self.writes or self.embeds or self.predicts):
@@ -176,17 +176,19 @@ class ServedModel:
 
     def _defaults(self) -> dict[str, Any]:
         """Return the default settings of requests, for the parameters that they leave out."""
-        own = self.writing
-        found = {name: getattr(own, name) for name in (*FILTERS, "presence_penalty", "frequency_penalty")}
-        return {**found, "max_tokens": own.max_new_tokens, "stop": list(own.stop)} if self.writes else {}
+        generation = self.writing
+        settings = {name: getattr(generation, name) for name in (*FILTERS, "presence_penalty", "frequency_penalty")}
+        return (
+            {**settings, "max_tokens": generation.max_new_tokens, "stop": list(generation.stop)} if self.writes else {}
+        )
 
-    def prompt(self, given: str | Sequence[int]) -> list[int]:
+    def prompt(self, content: str | Sequence[int]) -> list[int]:
         """Tokenize a prompt; for a model with an encoder, as the encoder's input."""
-        if not isinstance(given, str):
-            return list(given)
+        if not isinstance(content, str):
+            return list(content)
         if not self.task.writes_from_source:
-            return prompt_ids(self.tokenizer, given)
-        source = self.task.source_ids(self.run.vocabulary, given)
+            return prompt_ids(self.tokenizer, content)
+        source = self.task.source_ids(self.run.vocabulary, content)
         if self.run.model.encoder is not None:
             return source
         return [*source[:-1], *self.task.first_ids(self.run.vocabulary)]
@@ -232,17 +234,17 @@ class ServedModel:
         self,
         prompt: Sequence[int],
         body: GenerationBody,
-        asked: int | None,
+        most_new: int | None,
         structure: Structure | None,
         inputs: Mapping[str, Signal] | None = None,
     ) -> list[Request]:
-        """Build the requests of the ``n`` texts after a prompt. asked: requested maximum number of new tokens; None for
-        the default, see ``_most_new``. structure: constraint of the texts. inputs: signals of the inputs other than
+        """Build the requests of the ``n`` texts after a prompt. most_new: requested maximum number of new tokens; None
+        for the default, see ``_most_new``. structure: constraint of the texts. inputs: signals of the inputs other than
         text, such as pictures, whose placeholders are in the prompt.
 
         Text i has the seed of the body + i. Raises ``ApiError`` for a text that may be longer than the limit.
         """
-        settings = self._settings(body, self._most_new(len(prompt), asked, body.goes_on), structure)
+        settings = self._settings(body, self._most_new(len(prompt), most_new, body.goes_on), structure)
         constraint = None if structure is None else self._constraint(structure)
         source, begin = None, list(prompt)
         if self.run.model.encoder is not None:
@@ -264,16 +266,18 @@ class ServedModel:
 
     def _settings(self, body: GenerationBody, most: int, structure: Structure | None) -> Generation:
         """Return the run's settings without beam search, overridden by the body. most: maximum number of new tokens."""
-        own = self.writing
-        stop = () if structure else own.stop  # a constraint ends a text itself
-        ends = () if body.ignore_eos else own.stop_token_ids
-        settings: dict[str, Any] = {name: getattr(own, name) for name in Generation.model_fields if name not in _SEARCH}
-        settings |= {"stop": stop, "min_tokens": min(own.min_tokens, most), **body.settings}
+        run_settings = self.writing
+        stop = () if structure else run_settings.stop  # a constraint ends a text itself
+        ends = () if body.ignore_eos else run_settings.stop_token_ids
+        settings: dict[str, Any] = {
+            name: getattr(run_settings, name) for name in Generation.model_fields if name not in _SEARCH
+        }
+        settings |= {"stop": stop, "min_tokens": min(run_settings.min_tokens, most), **body.settings}
         settings["stop_token_ids"] = tuple(dict.fromkeys((*(body.stop_token_ids or ()), *ends)))
         return Generation.parse({**settings, "max_new_tokens": most})
 
-    def _most_new(self, prompt: int, asked: int | None, goes_on: bool) -> int:
-        """Return the maximum number of new tokens: ``asked``, or a default if it is None.
+    def _most_new(self, prompt: int, most_new: int | None, goes_on: bool) -> int:
+        """Return the maximum number of new tokens: ``most_new``, or a default if it is None.
 
         The default is the rest of the context after the prompt if ``goes_on``. Otherwise, and if the prompt is longer
         than the context of training, it is the run's ``max_new_tokens``. It never exceeds the limit of tokens.
@@ -282,11 +286,11 @@ class ServedModel:
         reach = self.limits.tokens or min(self.most_tokens, self.run.model.spec.context_length)
         if goes_on and reach > prompt:
             usual = reach - prompt
-        if room < (asked or 0):
-            said = f"the prompt has {prompt} tokens, which with {asked or 0} new ones exceed the limit of"
+        if room < (most_new or 0):
+            sentence = f"the prompt has {prompt} tokens, which with {most_new or 0} new ones exceed the limit of"
             code = "context_length_exceeded"
-            raise ApiError(f"{said} {self.most_tokens} tokens; ask for fewer", param="max_tokens", code=code)
-        return min(usual, room) if asked is None else asked
+            raise ApiError(f"{sentence} {self.most_tokens} tokens; ask for fewer", param="max_tokens", code=code)
+        return min(usual, room) if most_new is None else most_new
 
 
 def share(models: Iterable[ServedModel]) -> int:
@@ -299,6 +303,6 @@ def share(models: Iterable[ServedModel]) -> int:
     saved = share_weights(networks)
     files = dict.fromkeys(file for network in networks for file in watched_files(network))
     for network in networks:
-        known = watched_files(network)
-        watch(network, [file for file in files if file not in known])
+        before = watched_files(network)
+        watch(network, [file for file in files if file not in before])
     return saved

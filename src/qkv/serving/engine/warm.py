@@ -31,9 +31,9 @@ def write_twice(requests: RequestQueue, tokens: Sequence[int], source: Sequence[
         requests.submit(Request([*prompt[: len(prompt) - number], *tokens[:1]], _SETTINGS, source))
         while not requests.idle:
             requests.step()
-    known = requests.prefixes
-    known.shrink(0)
-    known.hits = known.tokens = 0
+    prefixes = requests.prefixes
+    prefixes.shrink(0)
+    prefixes.hits = prefixes.tokens = 0
 
 
 _SETTINGS = Generation(max_new_tokens=_NEW, temperature=0.0)

@@ -201,10 +201,12 @@ class Worker:
         queued, before = self.requests, self._counted
         if queued is None:
             return
-        known, now = queued.prefixes, time.monotonic()
-        some = before._replace(running=queued.running, waiting=queued.waiting, hits=known.hits, shared=known.tokens)
+        prefixes, now = queued.prefixes, time.monotonic()
+        some = before._replace(
+            running=queued.running, waiting=queued.waiting, hits=prefixes.hits, shared=prefixes.tokens
+        )
         if self._idle or some.running != before.running or now >= self._recount:
-            some, self._recount = some._replace(nbytes=queued.nbytes, kept=known.nbytes), now + _RECOUNT
+            some, self._recount = some._replace(nbytes=queued.nbytes, kept=prefixes.nbytes), now + _RECOUNT
         self._counted = some
 
     def _obey(self) -> None:

@@ -34,11 +34,11 @@ class AnswerLayout(ABC):
     """Format of a response: its JSON body, and its events if it is streamed."""
 
     @abstractmethod
-    def whole(self, asked: AskedTexts, texts: Sequence[Written]) -> dict[str, Any]:
+    def whole(self, request: AskedTexts, texts: Sequence[Written]) -> dict[str, Any]:
         """Return the body of a response that is not streamed."""
 
     @abstractmethod
-    def events(self, asked: AskedTexts, pieces: Pieces) -> AsyncIterator[bytes]:
+    def events(self, request: AskedTexts, pieces: Pieces) -> AsyncIterator[bytes]:
         """Yield the server-sent events of a streamed response; an error after its start is sent as an event."""
 
 
@@ -59,67 +59,67 @@ class AskedTexts:
         """Headers of the response: keywords of the JSON schema that are not enforced, if there are any."""
         constraint = self.requests[0].constraint if self.requests else None
         dropped = ", ".join(constraint.dropped) if constraint else ""
-        said = dropped if len(dropped) <= MAX_HEADER else f"{dropped[: MAX_HEADER - 1].rpartition(', ')[0]}, ..."
-        return {NOT_ENFORCED: said} if dropped else {}
+        keywords = dropped if len(dropped) <= MAX_HEADER else f"{dropped[: MAX_HEADER - 1].rpartition(', ')[0]}, ..."
+        return {NOT_ENFORCED: keywords} if dropped else {}
 
 
-async def answer(http: HttpRequest, asked: AskedTexts) -> Response:
+async def answer(http: HttpRequest, request: AskedTexts) -> Response:
     """Submit the requests and respond with one body, or with a stream if the request's body asks for it. Raises
     ``UserError`` and ``ApiError``.
     """
-    begun, most = time.monotonic(), asked.model.limits.queue
-    if len(asked.requests) > most:
-        said = f"{len(asked.requests)} texts are requested, but the queue has room for {most}"
-        raise ApiError(said, code="invalid_value")
-    mailbox = await unless_dropped(http, asked.model.worker.submit(asked.requests))
-    watched = asked.metrics.watched(asked.model.name, asked.read, mailbox, begun)
-    if asked.body.stream:
-        return EventStream(asked.layout.events(asked, watched), lambda: _close(asked, mailbox), asked.headers)
+    begun, most = time.monotonic(), request.model.limits.queue
+    if len(request.requests) > most:
+        sentence = f"{len(request.requests)} texts are requested, but the queue has room for {most}"
+        raise ApiError(sentence, code="invalid_value")
+    mailbox = await unless_dropped(http, request.model.worker.submit(request.requests))
+    watched = request.metrics.watched(request.model.name, request.read, mailbox, begun)
+    if request.body.stream:
+        return EventStream(request.layout.events(request, watched), lambda: _close(request, mailbox), request.headers)
     try:
-        return JSONResponse(await unless_dropped(http, _whole(asked, watched)), headers=asked.headers)
+        return JSONResponse(await unless_dropped(http, _whole(request, watched)), headers=request.headers)
     finally:
-        _close(asked, mailbox)
+        _close(request, mailbox)
 
 
-def _close(asked: AskedTexts, mailbox: Mailbox) -> None:
+def _close(request: AskedTexts, mailbox: Mailbox) -> None:
     """Cancel the texts that have not ended, such as those of a client that has disconnected, and count them."""
-    asked.metrics.count_texts(asked.model.name, "cancelled", len(mailbox.open))
-    asked.model.worker.cancel(mailbox)
+    request.metrics.count_texts(request.model.name, "cancelled", len(mailbox.open))
+    request.model.worker.cancel(mailbox)
 
 
-async def _whole(asked: AskedTexts, pieces: Pieces) -> dict[str, Any]:
-    texts = [Written() for _ in asked.requests]
+async def _whole(request: AskedTexts, pieces: Pieces) -> dict[str, Any]:
+    texts = [Written() for _ in request.requests]
     async for index, piece in pieces:
         raise_failed(piece)
         texts[index].add(piece)
-    return asked.layout.whole(asked, texts)
+    return request.layout.whole(request, texts)
 
 
 class ChoicesLayout(AnswerLayout):
     """Format of completions and chats: choices, and chunks of choices."""
 
-    def whole(self, asked: AskedTexts, texts: Sequence[Written]) -> dict[str, Any]:
-        choices = [asked.form.choice(index, text) for index, text in enumerate(texts)]
-        usage = _usage(asked, sum(len(text.tokens) for text in texts))
-        return {**_head(asked, asked.form.whole), "choices": choices, "usage": usage}
+    def whole(self, request: AskedTexts, texts: Sequence[Written]) -> dict[str, Any]:
+        choices = [request.form.choice(index, text) for index, text in enumerate(texts)]
+        usage = _usage(request, sum(len(text.tokens) for text in texts))
+        return {**_head(request, request.form.whole), "choices": choices, "usage": usage}
 
-    async def events(self, asked: AskedTexts, pieces: Pieces) -> AsyncIterator[bytes]:
-        head, written = _head(asked, asked.form.chunk), 0
-        usual = {"usage": None} if asked.body.wants_usage else {}
-        for index in range(len(asked.requests)):
-            if opening := asked.form.opening(index):
+    async def events(self, request: AskedTexts, pieces: Pieces) -> AsyncIterator[bytes]:
+        head, written = _head(request, request.form.chunk), 0
+        usual = {"usage": None} if request.body.wants_usage else {}
+        for index in range(len(request.requests)):
+            if opening := request.form.opening(index):
                 yield event({**head, "choices": [opening], **usual})
         try:
             async for index, piece in pieces:
                 raise_failed(piece)
                 written += len(piece.tokens)
-                if choice := asked.form.delta(index, piece):
+                if choice := request.form.delta(index, piece):
                     yield event({**head, "choices": [choice], **usual})
         except ApiError as error:
             yield event(error.to_dict())
             return
-        if asked.body.wants_usage:
-            yield event({**head, "choices": [], "usage": _usage(asked, written)})
+        if request.body.wants_usage:
+            yield event({**head, "choices": [], "usage": _usage(request, written)})
         yield b"data: [DONE]\n\n"
 
 
@@ -140,13 +140,13 @@ def event(content: dict[str, Any], name: str = "") -> bytes:
     return f"{head}data: {json.dumps(content, separators=(',', ':'))}\n\n".encode()
 
 
-def _head(asked: AskedTexts, name: str) -> dict[str, Any]:
-    identity = f"{asked.form.prefix}-{uuid.uuid4().hex}"
-    return {"id": identity, "object": name, "created": int(time.time()), "model": asked.model.name}
+def _head(request: AskedTexts, name: str) -> dict[str, Any]:
+    identity = f"{request.form.prefix}-{uuid.uuid4().hex}"
+    return {"id": identity, "object": name, "created": int(time.time()), "model": request.model.name}
 
 
-def _usage(asked: AskedTexts, written: int) -> dict[str, int]:
-    return {"prompt_tokens": asked.read, "completion_tokens": written, "total_tokens": asked.read + written}
+def _usage(request: AskedTexts, written: int) -> dict[str, int]:
+    return {"prompt_tokens": request.read, "completion_tokens": written, "total_tokens": request.read + written}
 
 
 class EventStream(StreamingResponse):
@@ -155,8 +155,8 @@ class EventStream(StreamingResponse):
     def __init__(
         self, events: AsyncIterator[bytes], close: Callable[[], None], headers: Mapping[str, str] | None = None
     ):
-        told = {"cache-control": "no-cache", **(headers or {})}
-        super().__init__(events, media_type="text/event-stream", headers=told)
+        fields = {"cache-control": "no-cache", **(headers or {})}
+        super().__init__(events, media_type="text/event-stream", headers=fields)
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

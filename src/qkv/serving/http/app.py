@@ -88,8 +88,8 @@ def app_of(service: Service, access: Access) -> Starlette:
     routes += [Route(path, _responding(each, service), methods=["GET"]) for path, each in gets.items()]
     guards = [Middleware(Guard, service=service, access=access, paths=[*posts, *gets])]
     if access.origins:
-        told = [HEADER, NOT_ENFORCED]
-        anything: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": told}
+        exposed = [HEADER, NOT_ENFORCED]
+        anything: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": exposed}
         cors = Middleware(CORSMiddleware, allow_origins=list(access.origins), **anything)
         guards.insert(0, cors)
     handlers: dict[Any, Any] = {HTTPException: _not_found}
@@ -108,7 +108,7 @@ def _page() -> str:
     """Read the web page, with its styles and scripts inserted."""
     folder = Path(__file__).parents[1] / "page"
     whole = (folder / "page.html").read_text(encoding="utf-8")
-    return _PART.sub(lambda found: (folder / found[1]).read_text(encoding="utf-8").rstrip(), whole)
+    return _PART.sub(lambda match: (folder / match[1]).read_text(encoding="utf-8").rstrip(), whole)
 
 
 async def health(_: HttpRequest, service: Service) -> Response:
@@ -148,19 +148,19 @@ def _responding(endpoint: Endpoint, service: Service) -> Callable[[HttpRequest],
     return respond
 
 
-def refusal(said: ApiError, error: Exception | None = None) -> Response:
+def refusal(problem: ApiError, error: Exception | None = None) -> Response:
     """Build the response of an error. A bug (status 500) is logged with its traceback."""
-    if said.status == 500:
-        _LOG.error("%s", said.sentence, exc_info=error)
-    headers = {429: {"retry-after": "1"}, 401: {"www-authenticate": "Bearer"}}.get(said.status)
-    return JSONResponse(said.to_dict(), said.status, headers=headers)
+    if problem.status == 500:
+        _LOG.error("%s", problem.sentence, exc_info=error)
+    headers = {429: {"retry-after": "1"}, 401: {"www-authenticate": "Bearer"}}.get(problem.status)
+    return JSONResponse(problem.to_dict(), problem.status, headers=headers)
 
 
 async def _not_found(http: HttpRequest, error: HTTPException) -> Response:
     """Respond to unknown paths and methods."""
     path = http.url.path
-    said = f"there is no path {path!r}" if error.status_code == 404 else f"{http.method} is not allowed at {path!r}"
-    return refusal(ApiError(said, error.status_code, code="not_found" if error.status_code == 404 else "method"))
+    sentence = f"there is no path {path!r}" if error.status_code == 404 else f"{http.method} is not allowed at {path!r}"
+    return refusal(ApiError(sentence, error.status_code, code="not_found" if error.status_code == 404 else "method"))
 
 
 class Guard:
@@ -192,8 +192,8 @@ class Guard:
             return ApiError(f"the host {host!r} is not served here", 403, code="host")
         if self._access.key is None or path in OPEN:
             return None
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), self._access.key.encode()):
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and hmac.compare_digest(key.strip().encode("latin-1"), self._access.key.encode()):
             return None
-        said = "the key is wrong" if given else "a key is needed: send the header 'Authorization: Bearer KEY'"
-        return ApiError(said, 401, code="invalid_api_key")
+        sentence = "the key is wrong" if key else "a key is needed: send the header 'Authorization: Bearer KEY'"
+        return ApiError(sentence, 401, code="invalid_api_key")

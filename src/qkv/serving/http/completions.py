@@ -26,30 +26,30 @@ async def completions(http: HttpRequest, service: Service) -> Response:
     """Answer ``POST /v1/completions``: texts that continue prompts or, with an encoder, are generated from them."""
     body = await read_body(http, CompletionBody, service.limits)
     model = writer(service, body.model)
-    asked, form = await asyncio.to_thread(_asked_to_continue, model, body, service)
+    texts, form = await asyncio.to_thread(_asked_to_continue, model, body, service)
     if body.echo and body.logprobs is not None:
-        form.score_echoes(await unless_dropped(http, _prompt_scores(model, asked, body.logprobs)))
-    return await answer(http, asked)
+        form.score_echoes(await unless_dropped(http, _prompt_scores(model, texts, body.logprobs)))
+    return await answer(http, texts)
 
 
-async def _prompt_scores(model: ServedModel, asked: AskedTexts, count: int) -> list[tuple[list[int], list[TokenScore]]]:
+async def _prompt_scores(model: ServedModel, texts: AskedTexts, count: int) -> list[tuple[list[int], list[TokenScore]]]:
     """Score the prompt of each text; return (tokens, scores) of each. Prompts are scored one by one, so that other
     requests are decoded in between.
     """
-    known = dict[tuple[int, ...], list[TokenScore]]()
-    for request in asked.requests:
+    scores = dict[tuple[int, ...], list[TokenScore]]()
+    for request in texts.requests:
         prompt = tuple(request.prompt)
-        if prompt not in known:
-            known[prompt] = await model.worker.call(partial(score_tokens, model.run.model, prompt, count))
-    return [(list(request.prompt), known[tuple(request.prompt)]) for request in asked.requests]
+        if prompt not in scores:
+            scores[prompt] = await model.worker.call(partial(score_tokens, model.run.model, prompt, count))
+    return [(list(request.prompt), scores[tuple(request.prompt)]) for request in texts.requests]
 
 
 async def chat(http: HttpRequest, service: Service) -> Response:
     """Answer ``POST /v1/chat/completions``: the next messages of an assistant, or tool calls."""
     body = await read_body(http, ChatBody, service.limits)
     model = writer(service, body.model)
-    asked = await asyncio.to_thread(asked_to_chat, model, body, service, ChoicesLayout())
-    return await answer(http, asked)
+    texts = await asyncio.to_thread(asked_to_chat, model, body, service, ChoicesLayout())
+    return await answer(http, texts)
 
 
 def writer(service: Service, name: str | None) -> ServedModel:
@@ -57,18 +57,18 @@ def writer(service: Service, name: str | None) -> ServedModel:
     model = service.model(name)
     if not model.writes:
         can = ", ".join(model.to_dict()["capabilities"])
-        said = f"the model {model.name!r} does not generate text; its capabilities: {can}"
-        raise ApiError(said, param="model", code="no_text")
+        sentence = f"the model {model.name!r} does not generate text; its capabilities: {can}"
+        raise ApiError(sentence, param="model", code="no_text")
     return model
 
 
 def _asked_to_continue(model: ServedModel, body: CompletionBody, service: Service) -> tuple[AskedTexts, CompletionForm]:
     echoes, requests, read = list[str](), [], 0
     try:
-        prompts = [model.prompt(given) for given in body.prompt]
-        for given, ids in zip(body.prompt, prompts, strict=True):
+        prompts = [model.prompt(prompt) for prompt in body.prompt]
+        for prompt, ids in zip(body.prompt, prompts, strict=True):
             several = model.requests(ids, body, body.max_tokens, body.structure)
-            text = given if isinstance(given, str) else model.tokenizer.decode(ids)
+            text = prompt if isinstance(prompt, str) else model.tokenizer.decode(ids)
             echoes += [text if body.echo else ""] * len(several)
             requests += several
             read += len(ids)
@@ -84,7 +84,7 @@ def _asked_to_continue(model: ServedModel, body: CompletionBody, service: Servic
 def asked_to_chat(model: ServedModel, body: ChatBody, service: Service, layout: AnswerLayout) -> AskedTexts:
     """Convert a chat request to requests for the model's queue, with the format of the answer. Raises ``ApiError``."""
     messages = body.to_template()
-    asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    most_new = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     variables = {**(body.chat_template_kwargs or {}), **({"tools": body.usable} if body.usable else {})}
     try:
         form = _call_form(model, body)
@@ -97,7 +97,7 @@ def asked_to_chat(model: ServedModel, body: ChatBody, service: Service, layout: 
         elif form and structure:
             form = form._replace(begin="", end="")  # the answer is JSON: a call, or an object that the schema allows
             structure = call_or_answer(body.tools, form, structure)
-        requests = model.requests(ids, body, asked, structure, inputs)
+        requests = model.requests(ids, body, most_new, structure, inputs)
     except UserError as error:
         raise as_api_error(error, "messages") from None
     most = 1 if body.parallel_tool_calls is False else None

@@ -26,8 +26,8 @@ def _texts(value: Any) -> Any:
     """Validate the texts to embed, given as text or as token ids, and return them as a tuple."""
     several = [value] if isinstance(value, str) or _are_ids(value) else value
     if not isinstance(several, list) or not several or len(several) > MAX_INPUTS:
-        given = f"{len(several):,} texts" if isinstance(several, list) else quoted(value)
-        raise ValueError(f"{given} given; allowed: a text, a list of ids, or a list of 1 to {MAX_INPUTS:,} of these")
+        amount = f"{len(several):,} texts" if isinstance(several, list) else quoted(value)
+        raise ValueError(f"{amount} given; allowed: a text, a list of ids, or a list of 1 to {MAX_INPUTS:,} of these")
     wrong = next((text for text in several if not isinstance(text, str) and not _are_ids(text)), None)
     if wrong is not None:
         raise ValueError(f"{quoted(wrong)} given; allowed: a text or a list of ids")
@@ -79,40 +79,44 @@ async def _embedded(model: ServedModel, body: EmbeddingBody) -> tuple[list[np.nd
     vectors, read = list[np.ndarray](), 0
     for begin in range(0, len(body.input), AT_ONCE):
         some = body.input[begin : begin + AT_ONCE]
-        found, tokens = await model.worker.call(lambda some=some, begin=begin: _vectors(model, body, some, begin))
-        vectors += list(found)
+        vectors_of_batch, tokens = await model.worker.call(
+            lambda some=some, begin=begin: _vectors(model, body, some, begin)
+        )
+        vectors += list(vectors_of_batch)
         read += tokens
     return vectors, read
 
 
 def _check_ids(model: ServedModel, texts: Sequence[str | Sequence[int]]) -> None:
     """Raise ``ApiError`` for ids outside the vocabulary; the message gives the number of the text."""
-    known = model.run.vocabulary.tokenizer.vocab_size
+    vocab_size = model.run.vocabulary.tokenizer.vocab_size
     for place, text in enumerate(texts):
-        wrong = None if isinstance(text, str) else next((each for each in text if not 0 <= each < known), None)
+        wrong = None if isinstance(text, str) else next((each for each in text if not 0 <= each < vocab_size), None)
         if wrong is not None:
-            said = f"text {place + 1} has the token {wrong}, which is outside the vocabulary (0 to {known - 1})"
-            raise ApiError(said, param="input", code="invalid_value")
+            sentence = (
+                f"text {place + 1} has the token {wrong}, which is outside the vocabulary (0 to {vocab_size - 1})"
+            )
+            raise ApiError(sentence, param="input", code="invalid_value")
 
 
-def _check_dimensions(model: ServedModel, asked: int | None) -> None:
+def _check_dimensions(model: ServedModel, dimensions: int | None) -> None:
     """Raise ``ApiError`` for a number of dimensions to which the model's vectors may not be truncated."""
-    if asked is None or (model.sizes is not None and (asked in model.sizes or not model.sizes)):
+    if dimensions is None or (model.sizes is not None and (dimensions in model.sizes or not model.sizes)):
         return
     allowed = "vectors of this model cannot be truncated: its config.json names neither is_matryoshka nor its sizes"
     if model.sizes:
         allowed = f"allowed: {', '.join(map(str, model.sizes))}"
-    raise ApiError(f"dimensions: {asked} given; {allowed}", param="dimensions", code="invalid_value")
+    raise ApiError(f"dimensions: {dimensions} given; {allowed}", param="dimensions", code="invalid_value")
 
 
 def _vectors(
     model: ServedModel, body: EmbeddingBody, texts: Sequence[str | Sequence[int]], first: int
 ) -> tuple[np.ndarray, int]:
-    said = model.embedding
-    before = body.prefix or (said.prompt(body.prompt) if said is not None else "")
+    settings = model.embedding
+    before = body.prefix or (settings.prompt(body.prompt) if settings is not None else "")
     reader = model.run.model.spec.encoder or model.run.model.spec
-    own = said.max_length if said is not None else None
-    most = min(own or reader.context_length, reader.context_length)
+    limit = settings.max_length if settings is not None else None
+    most = min(limit or reader.context_length, reader.context_length)
     framed = model.run.vocabulary.tokenizer.encode_framed
     lengths = [framed((before + text).strip()).whole if isinstance(text, str) else len(text) for text in texts]
     long = next((place for place, length in enumerate(lengths) if length > most), None)
@@ -122,7 +126,7 @@ def _vectors(
         sentence = f"text {first + long + 1} has {lengths[long]:,} tokens, and the model reads {most:,}; shorten it"
         raise ApiError(sentence, param="input", code="context_length_exceeded")
     cut: dict[str, Any] = {} if body.dimensions is None else {"dimensions": body.dimensions}
-    return embed_opened(model.run, said, texts, body.prompt, body.prefix, **cut), sum(lengths)
+    return embed_opened(model.run, settings, texts, body.prompt, body.prefix, **cut), sum(lengths)
 
 
 def _written(vector: np.ndarray, form: str | None) -> list[float] | str:

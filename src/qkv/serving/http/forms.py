@@ -184,5 +184,5 @@ class ChatForm(Form):
     def _scored(self, token: int, log_probability: float) -> dict[str, Any]:
         table = self.tokenizer.token_bytes
         text = self.tokenizer.decode([token])
-        known = list(text.encode() if table is None else table[token])
-        return {"token": self.token(token), "logprob": log_probability, "bytes": known}
+        data = list(text.encode() if table is None else table[token])
+        return {"token": self.token(token), "logprob": log_probability, "bytes": data}

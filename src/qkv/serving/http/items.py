@@ -67,8 +67,8 @@ class Output:
         place = {name: self._place[name] for name in ("item_id", "output_index")}
         yield "response.function_call_arguments.delta", {**place, "delta": function["arguments"]}
         self.items[-1]["arguments"] = function["arguments"]
-        told = {"name": function["name"], "arguments": function["arguments"]}
-        yield "response.function_call_arguments.done", {**place, **told}
+        fields = {"name": function["name"], "arguments": function["arguments"]}
+        yield "response.function_call_arguments.done", {**place, **fields}
         yield from self._end_item("completed")
 
     def _begin_item(self, prefix: str, item: dict[str, Any]) -> Iterator[Event]:
@@ -91,20 +91,20 @@ class ResponseLayout(AnswerLayout):
     def __init__(self, echo: Mapping[str, Any]):
         self._echo, self._id, self._created = echo, f"resp_{uuid.uuid4().hex}", int(time.time())
 
-    def whole(self, asked: AskedTexts, texts: Sequence[Written]) -> dict[str, Any]:
+    def whole(self, request: AskedTexts, texts: Sequence[Written]) -> dict[str, Any]:
         (written,), output = texts, Output()
-        choice = asked.form.choice(0, written)
+        choice = request.form.choice(0, written)
         message, scores = choice["message"], _scores(choice)
         for _ in output.add(message["content"] or "", message.get("tool_calls", ()), scores):
             pass
         status = _status(choice["finish_reason"])
         for _ in output.end(status):
             pass
-        return self._response(asked, status, output, len(written.tokens))
+        return self._response(request, status, output, len(written.tokens))
 
-    async def events(self, asked: AskedTexts, pieces: Pieces) -> AsyncIterator[bytes]:
+    async def events(self, request: AskedTexts, pieces: Pieces) -> AsyncIterator[bytes]:
         output, written, number = Output(), 0, 0
-        begun = {"response": self._response(asked, "in_progress", output, None)}
+        begun = {"response": self._response(request, "in_progress", output, None)}
         for name in ("response.created", "response.in_progress"):
             yield _event(name, begun, number)
             number += 1
@@ -113,20 +113,20 @@ class ResponseLayout(AnswerLayout):
             async for index, piece in pieces:
                 raise_failed(piece)
                 written += len(piece.tokens)
-                choice = asked.form.delta(index, piece)
+                choice = request.form.delta(index, piece)
                 for name, fields in _told(output, choice) if choice else ():
                     yield _event(name, fields, number)
                     number += 1
                 if choice and choice["finish_reason"]:
                     status = _status(choice["finish_reason"])
         except ApiError as error:
-            failed = self._response(asked, "failed", output, written, error)
+            failed = self._response(request, "failed", output, written, error)
             yield _event("response.failed", {"response": failed}, number)
             return
-        yield _event(f"response.{status}", {"response": self._response(asked, status, output, written)}, number)
+        yield _event(f"response.{status}", {"response": self._response(request, status, output, written)}, number)
 
     def _response(
-        self, asked: AskedTexts, status: str, output: Output, written: int | None, error: ApiError | None = None
+        self, request: AskedTexts, status: str, output: Output, written: int | None, error: ApiError | None = None
     ) -> dict[str, Any]:
         """Build the response object. written: number of generated tokens; None at the start of a stream."""
         return {
@@ -136,9 +136,9 @@ class ResponseLayout(AnswerLayout):
             "status": status,
             "error": None if error is None else {"code": error.code or "server_error", "message": error.sentence},
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "model": asked.model.name,
+            "model": request.model.name,
             "output": output.items,
-            "usage": None if written is None else _usage(asked.read, written),
+            "usage": None if written is None else _usage(request.read, written),
             **self._echo,
         }
 

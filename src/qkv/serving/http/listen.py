@@ -22,20 +22,20 @@ def open_socket(host: str, port: int) -> socket.socket:
 
     Raises ``UserError`` if the address cannot be used.
     """
-    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         if os.name == "posix":  # a port that another server has just released can be used at once
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
     except (OSError, OverflowError) as error:
-        found.close()
+        listener.close()
         raise _taken(host, port, error) from None
-    return found
+    return listener
 
 
 def _taken(host: str, port: int, error: Exception) -> UserError:
-    said = str(getattr(error, "strerror", None) or error).lower()
-    return UserError(f"the server cannot listen at {host}, port {port}: {said}; give another --port")
+    reason = str(getattr(error, "strerror", None) or error).lower()
+    return UserError(f"the server cannot listen at {host}, port {port}: {reason}; give another --port")
 
 
 def listen(opened: socket.socket) -> None:

@@ -59,8 +59,8 @@ async def predictions(http: HttpRequest, service: Service) -> Response:
     body = await read_body(http, PredictionBody, service.limits)
     model = service.model(body.model)
     if not model.predicts:
-        said = f"the task {model.run.recipe.task.kind!r} of the model {model.name!r} has no answer to predict"
-        raise ApiError(said, param="model", code="no_prediction")
+        sentence = f"the task {model.run.recipe.task.kind!r} of the model {model.name!r} has no answer to predict"
+        raise ApiError(sentence, param="model", code="no_prediction")
     answers = await unless_dropped(http, _answers(model, body))
     return JSONResponse({"object": "list", "model": model.name, "data": _plain(answers)})
 
@@ -70,11 +70,11 @@ async def _answers(model: ServedModel, body: PredictionBody) -> list[dict[str, A
         return await model.worker.call(lambda: _from_table(model.run, body.inputs))
     choice = None if body.labels is None else ZeroShot(body.labels, body.hypothesis, body.multi_label)
     rows = rows_for(model.run, [_read(model, each) for each in body.inputs])
-    found = list[dict[str, Any]]()
+    answers = list[dict[str, Any]]()
     for begin in range(0, len(rows), AT_ONCE):
         some = rows[begin : begin + AT_ONCE]
-        found += await model.worker.call(lambda some=some: predict(model.run, some, choice))
-    return found
+        answers += await model.worker.call(lambda some=some: predict(model.run, some, choice))
+    return answers
 
 
 def _from_table(run: Run, rows: Sequence[Any]) -> list[dict[str, Any]]:
@@ -86,11 +86,11 @@ def _from_table(run: Run, rows: Sequence[Any]) -> list[dict[str, Any]]:
         return predict_table(run, str(path), {}).rows
 
 
-def _read(model: ServedModel, given: Any) -> Any:
+def _read(model: ServedModel, content: Any) -> Any:
     """Convert an input to an object by input name. Raises ``UserError`` if a value for the processor is a text other
     than a data URI, such as a file name.
     """
-    row = given if isinstance(given, dict) else {model.task.asks[0]: given}
+    row = content if isinstance(content, dict) else {model.task.asks[0]: content}
     for column, processor in value_columns(model.run).items():
         values = () if processor.spec.of_graphs else _texts(row.get(column))
         wrong = next((text for text in values if not text.startswith(URI)), None)

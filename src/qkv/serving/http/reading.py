@@ -26,10 +26,10 @@ async def read_body(request: HttpRequest, kind: type[Body], limits: Limits) -> B
     parameters and, if the limits are strict, for parameters without effect. Raises ``TimeoutError`` (408) if the body
     does not arrive in time.
     """
-    given = request.headers.get("content-type", "")
+    media_type = request.headers.get("content-type", "")
     # Web pages of other origins can send plain text without a CORS preflight, but not JSON.
-    if given.partition(";")[0].strip().lower() != _JSON:
-        raise ApiError(f"the content type is {given!r}, but {_JSON} is needed", 415, code="unsupported_media_type")
+    if media_type.partition(";")[0].strip().lower() != _JSON:
+        raise ApiError(f"the content type is {media_type!r}, but {_JSON} is needed", 415, code="unsupported_media_type")
     declared = request.headers.get("content-length", "")
     too_large = declared.isdecimal() and (len(declared) > 18 or int(declared) > limits.body)
     async with asyncio.timeout(limits.read_seconds):

@@ -23,10 +23,10 @@ from qkv.system.errors import quoted
 def _documents(value: Any) -> Any:
     """Validate the documents, given as texts or as objects with a ``text``, and return their texts as a tuple."""
     if not isinstance(value, list) or not value or len(value) > MAX_INPUTS:
-        given = f"{len(value):,} documents" if isinstance(value, list) else quoted(value)
-        raise ValueError(f"{given} given; allowed: a list of 1 to {MAX_INPUTS:,} documents")
+        amount = f"{len(value):,} documents" if isinstance(value, list) else quoted(value)
+        raise ValueError(f"{amount} given; allowed: a list of 1 to {MAX_INPUTS:,} documents")
     texts = [each.get("text") if isinstance(each, dict) else each for each in value]
-    wrong = next((given for given, text in zip(value, texts, strict=True) if not isinstance(text, str)), None)
+    wrong = next((item for item, text in zip(value, texts, strict=True) if not isinstance(text, str)), None)
     if wrong is not None:
         raise ValueError(f"{quoted(wrong)} given; allowed: a text, or an object with a text")
     return tuple(texts)
@@ -52,10 +52,10 @@ async def rerankings(http: HttpRequest, service: Service) -> Response:
         raise ApiError(f"the model {model.name!r} cannot score documents", param="model", code="no_scores")
     check_texts(body.query, body.documents, body.top_n)
     scores, tokens = await unless_dropped(http, _scores(model, body))
-    found = ranked(body.documents, scores, body.top_n)
-    results = [{"index": each.index, "relevance_score": each.score} for each in found]
+    ranking = ranked(body.documents, scores, body.top_n)
+    results = [{"index": each.index, "relevance_score": each.score} for each in ranking]
     if body.return_documents:
-        results = [{**one, "document": {"text": each.document}} for one, each in zip(results, found, strict=True)]
+        results = [{**one, "document": {"text": each.document}} for one, each in zip(results, ranking, strict=True)]
     service.metrics.count_read(model.name, tokens)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return JSONResponse({"object": "list", "model": model.name, "results": results, "usage": usage})

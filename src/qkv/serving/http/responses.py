@@ -35,7 +35,7 @@ def _messages(value: Any) -> Any:
     items: list[Any] = [{"role": "user", "content": value}] if isinstance(value, str) else value
     if not isinstance(items, list) or not items:
         raise ValueError(f"{quoted(value)} given; allowed: a text, or a list of items")
-    found, thoughts = list[dict[str, Any]](), ""
+    messages, thoughts = list[dict[str, Any]](), ""
     for place, item in enumerate(items):
         kind = item.get("type", "message") if isinstance(item, dict) else item
         if not isinstance(kind, str) or kind not in KINDS:
@@ -43,24 +43,24 @@ def _messages(value: Any) -> Any:
         if kind == "reasoning":
             thoughts += _thoughts(item)
             continue
-        _add(found, item, kind)
-        if thoughts and found[-1].get("role") == "assistant":
-            found[-1]["reasoning_content"], thoughts = thoughts, ""
-    return tuple(_message(place, each) for place, each in enumerate(found))
+        _add(messages, item, kind)
+        if thoughts and messages[-1].get("role") == "assistant":
+            messages[-1]["reasoning_content"], thoughts = thoughts, ""
+    return tuple(_message(place, each) for place, each in enumerate(messages))
 
 
-def _add(found: list[dict[str, Any]], item: dict[str, Any], kind: str) -> None:
+def _add(messages: list[dict[str, Any]], item: dict[str, Any], kind: str) -> None:
     """Append an item to the messages; a tool call is added to the assistant's message before it."""
     if kind == "message":
-        found.append(dict(item))
+        messages.append(dict(item))
     elif kind == "function_call_output":
         output = text_of(item.get("output"))
-        found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
     else:
-        if not found or found[-1].get("role") != "assistant":
-            found.append({"role": "assistant", "content": None})
+        if not messages or messages[-1].get("role") != "assistant":
+            messages.append({"role": "assistant", "content": None})
         function = {"name": item.get("name"), "arguments": item.get("arguments", "")}
-        found[-1].setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
+        messages[-1].setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
 
 
 def _thoughts(item: Mapping[str, Any]) -> str:
@@ -150,14 +150,14 @@ class ResponsesBody(GenerationBody):
 
     def to_chat(self) -> ChatBody:
         """Convert the body to that of an equivalent chat. Raises ``SpecError``."""
-        own = {name: getattr(self, name) for name in (*GenerationBody.model_fields, *_SHARED)}
+        fields = {name: getattr(self, name) for name in (*GenerationBody.model_fields, *_SHARED)}
         first = [] if self.instructions is None else [ChatMessage(role="system", content=self.instructions)]
-        own |= {"messages": (*first, *self.input), "max_completion_tokens": self.max_output_tokens}
+        fields |= {"messages": (*first, *self.input), "max_completion_tokens": self.max_output_tokens}
         if self.scored:
-            own |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
+            fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
         if self.text is not None and self.text.format is not None:
-            own["response_format"] = self.text.format
-        return ChatBody.parse({**own, "stream_options": None})
+            fields["response_format"] = self.text.format
+        return ChatBody.parse({**fields, "stream_options": None})
 
     def echo(self) -> dict[str, Any]:
         """Return the fields of the request that are repeated in its response."""
@@ -187,5 +187,5 @@ async def responses(http: HttpRequest, service: Service) -> Response:
     body = await read_body(http, ResponsesBody, service.limits)
     model = writer(service, body.model)
     layout = ResponseLayout(body.echo())
-    asked = await asyncio.to_thread(lambda: asked_to_chat(model, body.to_chat(), service, layout))
-    return await answer(http, asked)
+    texts = await asyncio.to_thread(lambda: asked_to_chat(model, body.to_chat(), service, layout))
+    return await answer(http, texts)

@@ -174,18 +174,24 @@ class GenerationBody(Lenient):
     def settings(self) -> dict[str, Any]:
         """Fields of ``Generation`` that the request sets, without ``max_new_tokens`` and ``stop_token_ids``."""
         penalty = self.repeat_penalty if self.repetition_penalty is None else self.repetition_penalty
-        given = {name: getattr(self, name) for name in _SETTINGS} | {"repetition_penalty": penalty}
-        found = {name: value for name, value in given.items() if value is not None}
+        values = {name: getattr(self, name) for name in _SETTINGS} | {"repetition_penalty": penalty}
+        settings = {name: value for name, value in values.items() if value is not None}
         if self.top_k is not None:
-            found["top_k"] = self.top_k if self.top_k > 0 else None
+            settings["top_k"] = self.top_k if self.top_k > 0 else None
         if self.seed is not None:
-            found["seed"] = self.seed if self.seed >= 0 else None
-        return found
+            settings["seed"] = self.seed if self.seed >= 0 else None
+        return settings
 
     @property
     def _structures(self) -> list[Structure]:
-        given = (self.response_format, self.guided_json, self.guided_regex, self.guided_choice, self.structured_outputs)
-        return [each for each in given if each is not None]
+        structures = (
+            self.response_format,
+            self.guided_json,
+            self.guided_regex,
+            self.guided_choice,
+            self.structured_outputs,
+        )
+        return [each for each in structures if each is not None]
 
     @property
     def structure(self) -> Structure | None:
@@ -214,13 +220,13 @@ class CompletionBody(GenerationBody):
     suffix: Annotated[Any, BeforeValidator(only(""))] = None
 
     def problems(self) -> list[Problem]:
-        found = super().problems()
+        problems = super().problems()
         if self.best_of not in (None, self.n or 1):
-            found.append(Problem(("best_of",), f"{self.best_of} given, but all n texts are returned; leave it out"))
+            problems.append(Problem(("best_of",), f"{self.best_of} given, but all n texts are returned; leave it out"))
         if len(self.prompt) * (self.n or 1) > MAX_CHOICES:
             sentence = f"{self.n} texts of {len(self.prompt)} prompts given; allowed: at most {MAX_CHOICES} in all"
-            found.append(Problem(("n",), sentence))
-        return found
+            problems.append(Problem(("n",), sentence))
+        return problems
 
     @property
     def alternatives(self) -> int | None:
@@ -242,8 +248,8 @@ def parsed(data: bytes, kind: type[Body]) -> Body:
             raise ApiError(f'the body is {quoted(tree)}, but an object such as {{"prompt": "a"}} is needed')
         return kind.parse(tree)
     except UnicodeDecodeError as error:
-        said = f"the body is not UTF-8: byte {data[error.start]:#04x} at position {error.start}"
-        raise ApiError(said, code="invalid_json") from None
+        sentence = f"the body is not UTF-8: byte {data[error.start]:#04x} at position {error.start}"
+        raise ApiError(sentence, code="invalid_json") from None
     except RecursionError:
         raise ApiError("the body is nested too deeply", code="invalid_json") from None
     except SpecError as error:

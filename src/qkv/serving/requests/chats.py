@@ -76,12 +76,12 @@ def _arguments(value: Any) -> Any:
     no arguments.
     """
     try:
-        found = (json.loads(value) if value.strip() else {}) if isinstance(value, str) else value
+        arguments = (json.loads(value) if value.strip() else {}) if isinstance(value, str) else value
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        arguments = None
+    if not isinstance(arguments, dict):
         raise ValueError(f"{quoted(value)} given; allowed: the JSON of an object")
-    return found
+    return arguments
 
 
 class CalledFunction(Lenient):
@@ -126,8 +126,8 @@ def tools_of(value: Any) -> Any:
     if not value:
         return None
     if not isinstance(value, list) or len(value) > MAX_TOOLS:
-        given = f"{len(value)} tools" if isinstance(value, list) else quoted(value)
-        raise ValueError(f"{given} given; allowed: a list of at most {MAX_TOOLS}")
+        amount = f"{len(value)} tools" if isinstance(value, list) else quoted(value)
+        raise ValueError(f"{amount} given; allowed: a list of at most {MAX_TOOLS}")
     names = set[str]()
     for place, each in enumerate(value):
         try:
@@ -175,8 +175,8 @@ class ChatMessage(Lenient):
     @property
     def calls(self) -> list[MessageCall]:
         """Tool calls of the message, in OpenAI's current or older form."""
-        own = [] if self.function_call is None else [MessageCall(function=self.function_call)]
-        return [*(self.tool_calls or ()), *own]
+        calls = [] if self.function_call is None else [MessageCall(function=self.function_call)]
+        return [*(self.tool_calls or ()), *calls]
 
     def problems(self) -> list[Problem]:
         if self.calls and self.role != "assistant":
@@ -201,14 +201,14 @@ class ChatMessage(Lenient):
         """Return the message in the form that chat templates read. The role ``developer`` becomes ``system``, and
         ``function`` becomes ``tool``. ``first``: number of the message's first picture.
         """
-        known = {"developer": "system", "function": "tool"}
-        found: dict[str, Any] = {"role": known.get(self.role, self.role)}
-        found["content"] = self._text(first)
+        roles = {"developer": "system", "function": "tool"}
+        message: dict[str, Any] = {"role": roles.get(self.role, self.role)}
+        message["content"] = self._text(first)
         more = ("name", "tool_call_id", "reasoning_content")
-        found |= {key: getattr(self, key) for key in more if getattr(self, key)}
+        message |= {key: getattr(self, key) for key in more if getattr(self, key)}
         if self.calls:
-            found["tool_calls"] = [call.to_template() for call in self.calls]
-        return found
+            message["tool_calls"] = [call.to_template() for call in self.calls]
+        return message
 
 
 class ChatBody(GenerationBody):
@@ -230,13 +230,13 @@ class ChatBody(GenerationBody):
     web_search_options: Neutral = None
 
     def problems(self) -> list[Problem]:
-        found = super().problems()
+        problems = super().problems()
         if self.top_logprobs is not None and not self.logprobs:
-            found.append(Problem(("top_logprobs",), "it applies with log-probabilities; set logprobs to true"))
+            problems.append(Problem(("top_logprobs",), "it applies with log-probabilities; set logprobs to true"))
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             sentence = f"{self.max_tokens} given, but max_completion_tokens is {self.max_completion_tokens}; give one"
-            found.append(Problem(("max_tokens",), sentence))
-        return found + self._problems_of_tools()
+            problems.append(Problem(("max_tokens",), sentence))
+        return problems + self._problems_of_tools()
 
     def _problems_of_tools(self) -> list[Problem]:
         named = self.tool_choice[0] if isinstance(self.tool_choice, tuple) else None

@@ -46,19 +46,19 @@ def _names(value: Any) -> Iterator[str]:
             yield from _names(each)
     elif isinstance(value, Spec):
         for name, field in type(value).model_fields.items():
-            given = getattr(value, name)
-            if _MARK in field.metadata and given is not None:
+            content = getattr(value, name)
+            if _MARK in field.metadata and content is not None:
                 yield name
-            yield from (f"{name}.{inner}" for inner in _names(given))
+            yield from (f"{name}.{inner}" for inner in _names(content))
         yield from value.model_extra or ()
 
 
 def tell(names: Sequence[str], body: Spec, strict: bool) -> None:
     """Log each parameter without effect once per process. Raises ``ApiError`` for the first if ``strict``."""
     if names and strict:
-        known = {name: field for name, field in type(body).model_fields.items() if _MARK not in field.metadata}
+        fields = {name: field for name, field in type(body).model_fields.items() if _MARK not in field.metadata}
         without = names[0] in type(body).model_fields
-        why = "it has no effect here" if without else f"it is not known here; {nearest(names[0], known)}"
+        why = "it has no effect here" if without else f"it is not known here; {nearest(names[0], fields)}"
         raise ApiError(f"{names[0]}: {why} (this server is strict)", param=names[0], code="invalid_value")
     for name in names:
         if name not in _logged and len(_logged) < _REMEMBERED:

@@ -85,10 +85,10 @@ def structured_outputs(value: Any) -> Structure | None:
     """Read ``structured_outputs``: one of ``json``, ``regex``, ``choice``, ``json_object``. Raises ``ValueError``."""
     if value is None or isinstance(value, Structure):
         return value
-    given = [(key, each) for key, each in value.items() if each is not None] if isinstance(value, dict) else []
-    if len(given) != 1 or given[0][0] not in ("json", "regex", "choice", "json_object"):
+    pairs = [(key, each) for key, each in value.items() if each is not None] if isinstance(value, dict) else []
+    if len(pairs) != 1 or pairs[0][0] not in ("json", "regex", "choice", "json_object"):
         raise ValueError(f"{quoted(value)} given; allowed: an object with one of json, regex, choice, json_object")
-    ((kind, content),) = given
+    ((kind, content),) = pairs
     if kind == "json_object":
         return _schema({"type": "object"}, "structured_outputs") if content else None
     read = {"json": guided_json, "regex": guided_regex, "choice": guided_choice}[kind]
@@ -110,8 +110,8 @@ class Constraints:
         key = (structure.kind, structure.text)
         with self._lock:
             form: dict[str, Any] = {structure.kind: structure.text}
-            found = self._known.pop(key, None) or Constraint(self._tokenizer, **form)
-            self._known[key] = found
+            constraint = self._known.pop(key, None) or Constraint(self._tokenizer, **form)
+            self._known[key] = constraint
             if len(self._known) > COMPILED:
                 self._known.popitem(last=False)
-        return found
+        return constraint

@@ -50,7 +50,7 @@ def call_form(template: ChatTemplate) -> CallForm:
     for form in FORMS:
         reader = CallReader(form, {_NAME})
         parsed = (reader.feed(answer), reader.flush())
-        arguments = [json.loads(found.arguments) for part in parsed for found in part.calls]
+        arguments = [json.loads(tool_call.arguments) for part in parsed for tool_call in part.calls]
         if arguments == [_ARGUMENTS]:  # text around a marked call may differ from that around a plain answer
             return form
     raise UserError(
@@ -117,27 +117,27 @@ class CallReader:
 
     def _split(self) -> tuple[str, bool, str]:
         """Split the held-back text into (text before a call, True if a call begins after it, rest)."""
-        held, mark = self._held, self._form.begin
+        text, mark = self._held, self._form.begin
         if not mark:  # the answer as a whole is either a call or content
-            self._spoken = self._spoken or (bool(held.strip()) and not held.lstrip().startswith("{"))
-            return (held, False, "") if self._spoken else ("", bool(held.strip()), held)
-        before, begin, after = held.partition(mark)
+            self._spoken = self._spoken or (bool(text.strip()) and not text.lstrip().startswith("{"))
+            return (text, False, "") if self._spoken else ("", bool(text.strip()), text)
+        before, begin, after = text.partition(mark)
         if begin:
             return before.rstrip(), True, after
-        possible = next(n for n in range(min(len(mark) - 1, len(held)), -1, -1) if held.endswith(mark[:n]))
-        sure = held[: len(held) - possible].rstrip()
-        return sure, False, held[len(sure) :]
+        possible = next(n for n in range(min(len(mark) - 1, len(text)), -1, -1) if text.endswith(mark[:n]))
+        sure = text[: len(text) - possible].rstrip()
+        return sure, False, text[len(sure) :]
 
     def _call(self, text: str, calls: list[ToolCall], whole: bool = True) -> str:
         """Append the call in ``text`` to ``calls`` and return ""; if it is not a call, return it as content. whole:
         whether the text that ends a call was found.
         """
-        found = self._parsed(text)
-        if found is None:
+        call = self._parsed(text)
+        if call is None:
             return self._form.begin + text + (self._form.end if whole else "")
         self._found += 1
         if self._most is None or self._found <= self._most:
-            calls.append(found)
+            calls.append(call)
         return ""
 
     def _parsed(self, text: str) -> ToolCall | None:
@@ -178,9 +178,9 @@ def call_or_answer(tools: Sequence[Mapping[str, Any]], form: CallForm, answer: S
 
 def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the schema of a function's arguments; without ``parameters``, only an empty object is allowed."""
-    found = function.get("parameters") or {}
-    says = found.keys() - {"type", "title", "description", "$schema"} or found.get("type", "object") != "object"
-    return found if says else {"type": "object", "properties": {}, "additionalProperties": False}
+    schema = function.get("parameters") or {}
+    says = schema.keys() - {"type", "title", "description", "$schema"} or schema.get("type", "object") != "object"
+    return schema if says else {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def _moved(schema: Any, place: str) -> Any:
