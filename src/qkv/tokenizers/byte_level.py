@@ -11,8 +11,8 @@ def _symbols() -> list[str]:
     printable.
     """
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+    codes = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(codes)) for byte in range(256)]
 
 
 SYMBOLS = _symbols()

@@ -22,11 +22,11 @@ def template_in(folder: Path, settings: Mapping[str, Any]) -> str | None:
     file = folder / TEMPLATE_FILE
     if file.is_file():
         return read_template(file)
-    given = settings.get("chat_template")
-    if isinstance(given, list):
-        named = {each.get("name"): each.get("template") for each in given if isinstance(each, dict)}
-        given = named.get("default")
-    return given if isinstance(given, str) else None
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
 
 
 def read_template(file: Path) -> str:

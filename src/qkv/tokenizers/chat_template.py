@@ -65,9 +65,9 @@ class ChatTemplate:
 
     def text(self, messages: Sequence[dict[str, Any]], **variables: Any) -> str:
         """Render the text that the model continues. Raises ``UserError`` for messages that the template refuses."""
-        given = {"tools": None, "documents": None, "add_generation_prompt": True, **self._variables, **variables}
+        context = {"tools": None, "documents": None, "add_generation_prompt": True, **self._variables, **variables}
         try:
-            return self._template.render(messages=list(messages), **given)
+            return self._template.render(messages=list(messages), **context)
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise UserError(f"messages: the chat template refuses them: {error}") from None
 
@@ -140,11 +140,13 @@ class _Generation(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    found = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    found.filters["tojson"] = _json
-    found.globals["raise_exception"] = _raise
-    found.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return found
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
 
 
 def _json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:

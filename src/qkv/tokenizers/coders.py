@@ -174,10 +174,10 @@ def _only_bytes(core: tokenizers.Tokenizer) -> bool:
     """Return True if the vocabulary has only the 256 bytes and special tokens, so that every text is encoded as its
     bytes.
     """
-    own = _own_vocab(core)
-    others = own.keys() - set(SYMBOLS)
-    return len(own) - len(others) == len(SYMBOLS) and (
-        not others or (others <= special_ids(core).keys() and not _merges(core))
+    vocabulary = _own_vocab(core)
+    rest = vocabulary.keys() - set(SYMBOLS)
+    return len(vocabulary) - len(rest) == len(SYMBOLS) and (
+        not rest or (rest <= special_ids(core).keys() and not _merges(core))
     )
 
 
@@ -208,14 +208,14 @@ class CharacterCoder:
 
     def __init__(self, core: tokenizers.Tokenizer, dtype: np.dtype):
         vocab = _own_vocab(core)
-        known = {ord(token): index for token, index in vocab.items() if len(token) == 1}
+        codes = {ord(token): index for token, index in vocab.items() if len(token) == 1}
         if core.normalizer is not None:  # the normalizer converts lower-case letters to upper case
-            known |= {
-                ord(letter): known.get(ord(letter.upper()), vocab[core.model.unk_token])
+            codes |= {
+                ord(letter): codes.get(ord(letter.upper()), vocab[core.model.unk_token])
                 for letter in string.ascii_lowercase
             }
-        self._table = np.full(max(known, default=0) + 2, vocab[core.model.unk_token], dtype)
-        for code, index in known.items():
+        self._table = np.full(max(codes, default=0) + 2, vocab[core.model.unk_token], dtype)
+        for code, index in codes.items():
             self._table[code] = index
 
     def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -264,17 +264,17 @@ class UnitCoder(SpaceBorders):
         self._ids = np.zeros(0, self._dtype)
 
     def encode_many(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        found = [self._units.findall(text) for text in texts]
-        units = found[0] if len(found) == 1 else [unit for some in found for unit in some]
+        text_units = [self._units.findall(text) for text in texts]
+        units = text_units[0] if len(text_units) == 1 else [unit for some in text_units for unit in some]
         with self._learning:
             self._learn(units)
             rows = np.fromiter(map(self._index.__getitem__, units), np.int64, len(units))
-            known, starts, lengths = self._ids, self._starts[rows], self._lengths[rows]
+            ids, starts, lengths = self._ids, self._starts[rows], self._lengths[rows]
         ends = np.concatenate(([0], np.cumsum(lengths)))
         # Position j of the result has the offset j - ends[k] in unit k, whose ids begin at starts[k].
         source = np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
-        last = np.cumsum(np.fromiter(map(len, found), np.int64, len(found)))
-        return known[source], np.diff(ends[last], prepend=0)
+        last = np.cumsum(np.fromiter(map(len, text_units), np.int64, len(text_units)))
+        return ids[source], np.diff(ends[last], prepend=0)
 
     def _learn(self, units: list[str]) -> None:
         if len(self._ids) > self.most_remembered:

@@ -11,24 +11,25 @@ from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
 
 
-def convert_tokenizer(given: Any) -> Tokenizer:
+def convert_tokenizer(source: Any) -> Tokenizer:
     """Return a ``Tokenizer`` for a tokenizer, for a file or folder that holds one, or for a run.
 
     Tokenizers of the libraries ``tokenizers`` and ``transformers`` are copied. Raises ``UserError`` for anything else.
     """
-    if isinstance(given, Tokenizer):
-        return given
-    if isinstance(given, (str, os.PathLike)):
-        return Tokenizer.load(given)
-    core = getattr(given, "backend_tokenizer", given)
+    if isinstance(source, Tokenizer):
+        return source
+    if isinstance(source, (str, os.PathLike)):
+        return Tokenizer.load(source)
+    core = getattr(source, "backend_tokenizer", source)
     if isinstance(core, tokenizers.Tokenizer):
-        template = getattr(given, "chat_template", None)
+        template = getattr(source, "chat_template", None)
         copied = tokenizers.Tokenizer.from_str(core.to_str())
         return Tokenizer(copied, chat_template=template if isinstance(template, str) else None)
-    own = getattr(given, "tokenizer", None)
-    if isinstance(own, Tokenizer):
-        return own
+    attribute = getattr(source, "tokenizer", None)
+    if isinstance(attribute, Tokenizer):
+        return attribute
     raise UserError(
-        f"tokenizer: {type(given).__name__} given; allowed: a tokenizer, a run, or the path of a tokenizer.json or its "
+        f"tokenizer: {type(source).__name__} given; allowed: a tokenizer, a run, or the path of a tokenizer.json "
+        "or its "
         "folder"
     )

@@ -111,15 +111,15 @@ def _tree(file: Path) -> dict[str, Any]:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name in SETTINGS:
-        found |= {key: value for key, value in _tree(folder / name).items() if value is not None}
-    return found
+        settings |= {key: value for key, value in _tree(folder / name).items() if value is not None}
+    return settings
 
 
 def _roles(settings: dict[str, Any]) -> dict[str, str]:
-    given = {role: _content(settings.get(f"{role}_token")) for role in CONTENTS}
-    return {role: content for role, content in given.items() if content}
+    contents = {role: _content(settings.get(f"{role}_token")) for role in CONTENTS}
+    return {role: content for role, content in contents.items() if content}
 
 
 def _content(token: Any) -> str:
@@ -135,9 +135,9 @@ def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> tokenizers.Token
         return _made(folder, settings, BYTE_BPE, _byte_bpe)
     if (folder / "vocab.txt").is_file():
         return _made(folder, settings, WORDPIECE, _wordpiece)
-    if found := next((name for name in SENTENCEPIECE if (folder / name).is_file()), None):
+    if model_file := next((name for name in SENTENCEPIECE if (folder / name).is_file()), None):
         sentence = "load it with transformers and save it again to get a tokenizer.json"
-        raise UserError(f"{folder} holds a SentencePiece model ({found}) and no {FILE_NAME}; {sentence}")
+        raise UserError(f"{folder} holds a SentencePiece model ({model_file}) and no {FILE_NAME}; {sentence}")
     raise UserError(f"{folder} holds no tokenizer: neither {FILE_NAME}, nor vocab.json with merges.txt, nor vocab.txt")
 
 
@@ -233,5 +233,5 @@ def _add_tokens(core: tokenizers.Tokenizer, folder: Path, settings: dict[str, An
                 f"the added token {token['content']!r} in {folder} cannot have the id {index}: "
                 "the ids before it have gaps"
             )
-    usual = [content for known in CONTENTS.values() for content in known if core.token_to_id(content) is not None]
+    usual = [content for contents in CONTENTS.values() for content in contents if core.token_to_id(content) is not None]
     core.add_special_tokens([AddedToken(content, special=True, normalized=False) for content in usual])

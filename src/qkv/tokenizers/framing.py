@@ -58,19 +58,19 @@ class Frame(NamedTuple):
         """Put the special tokens around the ids of ``texts``. ``whole``: number of ids before truncation; default:
         nothing was truncated.
         """
-        found = Framed([], [], [], self.size + sum(map(len, texts)) if whole is None else whole)
-        _put(found, self.marks[0])
+        framed_ids = Framed([], [], [], self.size + sum(map(len, texts)) if whole is None else whole)
+        _put(framed_ids, self.marks[0])
         for text, kind, marks in zip(texts, self.types, self.marks[1:], strict=True):
-            found.begins.append(len(found.ids))
-            found.ids.extend(text)
-            found.types.extend([kind] * len(text))
-            _put(found, marks)
-        return found
+            framed_ids.begins.append(len(framed_ids.ids))
+            framed_ids.ids.extend(text)
+            framed_ids.types.extend([kind] * len(text))
+            _put(framed_ids, marks)
+        return framed_ids
 
 
-def _put(found: Framed, marks: Sequence[Mark]) -> None:
-    found.ids.extend(mark.id for mark in marks)
-    found.types.extend(mark.type for mark in marks)
+def _put(framed_ids: Framed, marks: Sequence[Mark]) -> None:
+    framed_ids.ids.extend(mark.id for mark in marks)
+    framed_ids.types.extend(mark.type for mark in marks)
 
 
 def frame_of(core: tokenizers.Tokenizer, specials: Mapping[str, int], texts: int = 1) -> Frame:
@@ -80,9 +80,9 @@ def frame_of(core: tokenizers.Tokenizer, specials: Mapping[str, int], texts: int
     Default without a template (older vocabulary files): ``cls`` before and ``sep`` after the text, if the tokenizer has
     them. Two texts: ``cls`` first ``sep`` second ``sep``, where the second text and its ``sep`` have type 1.
     """
-    found = _template(core, texts) if core.num_special_tokens_to_add(texts == 2) else None
-    if found is not None:
-        return found
+    frame = _template(core, texts) if core.num_special_tokens_to_add(texts == 2) else None
+    if frame is not None:
+        return frame
     if texts == 1:
         before, behind = ((Mark(specials[role]),) if role in specials else () for role in ("cls", "sep"))
         return Frame((before, behind))
@@ -115,10 +115,10 @@ def with_template(core: tokenizers.Tokenizer, frames: Sequence[Frame]) -> tokeni
     single, pair = pieces
     specials = [(token, index) for index, token in tokens.items()]
     template = processors.TemplateProcessing(single, pair, specials)
-    found = tokenizers.Tokenizer.from_str(core.to_str())
-    before = found.post_processor
-    found.post_processor = template if before is None else processors.Sequence([before, template])
-    return found
+    copy = tokenizers.Tokenizer.from_str(core.to_str())
+    before = copy.post_processor
+    copy.post_processor = template if before is None else processors.Sequence([before, template])
+    return copy
 
 
 def _template(core: tokenizers.Tokenizer, texts: int) -> Frame | None:
@@ -157,5 +157,5 @@ def framed(frame: Frame, ids: list[int], most: int | None = None) -> Framed:
     """Put the special tokens of ``frame`` around ``ids``. The end of ``ids`` is truncated so that there are at most
     ``most`` ids in all.
     """
-    kept = ids if most is None else ids[: max(0, most - frame.size)]
-    return frame.around(kept, whole=len(ids) + frame.size)
+    truncated = ids if most is None else ids[: max(0, most - frame.size)]
+    return frame.around(truncated, whole=len(ids) + frame.size)

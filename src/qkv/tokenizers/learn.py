@@ -50,8 +50,8 @@ def _frequent_letters(core: tokenizers.Tokenizer, texts: Sequence[str], limit: i
     """Return the ``limit`` most frequent characters of the normalised texts, ties by code point."""
     raw = np.zeros(0x110000, np.int64)
     for text in texts:
-        found, counts = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_counts=True)
-        raw[found] += counts
+        letters, counts = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_counts=True)
+        raw[letters] += counts
     normal: dict[str, int] = {}
     for code in np.flatnonzero(raw):
         for letter in core.normalizer.normalize_str(chr(code)):
@@ -87,8 +87,8 @@ def unigram_pieces(core: tokenizers.Tokenizer, texts: Iterable[str], vocab_size:
     )
     interruptible(lambda: core.train_from_iterator(texts, learner))
     # Without text there are no scores.
-    found = [(piece, score or 0.0) for piece, score in json.loads(core.to_str())["model"]["vocab"]]
-    lowest = min(score for _, score in found)
+    pieces = [(piece, score or 0.0) for piece, score in json.loads(core.to_str())["model"]["vocab"]]
+    lowest = min(score for _, score in pieces)
     shared = lowest + 1e-4 * len(SYMBOLS)
-    rounded = [(piece, round(lowest if len(piece) == 1 and score < shared else score, 4)) for piece, score in found]
+    rounded = [(piece, round(lowest if len(piece) == 1 and score < shared else score, 4)) for piece, score in pieces]
     return sorted(rounded, key=lambda pair: (-pair[1], pair[0]))

@@ -35,9 +35,9 @@ def roles_by_content(contents: Iterable[str]) -> dict[str, str]:
 
     Roles for which no usual text is among ``contents`` are left out.
     """
-    given = set(contents)
-    found = {role: next((content for content in known if content in given), None) for role, known in CONTENTS.items()}
-    return {role: content for role, content in found.items() if content is not None}
+    texts = set(contents)
+    by_role = {role: next((content for content in usual if content in texts), None) for role, usual in CONTENTS.items()}
+    return {role: content for role, content in by_role.items() if content is not None}
 
 
 def missing(specials: Mapping[str, int], roles: Iterable[str]) -> list[str]:
@@ -45,13 +45,13 @@ def missing(specials: Mapping[str, int], roles: Iterable[str]) -> list[str]:
 
     Raises ``UserError`` for an unknown role, and for "unk" if the tokenizer has no unknown token.
     """
-    wanted = list(dict.fromkeys(roles))
-    for role in wanted:
+    names = list(dict.fromkeys(roles))
+    for role in names:
         if role not in CONTENTS:
             raise UserError(f"there is no special token for the role {role!r}; {nearest(role, CONTENTS)}")
-    if "unk" in wanted and "unk" not in specials:
+    if "unk" in names and "unk" not in specials:
         raise UserError("this tokenizer has no unknown token, and none can be added to it: it has ids for every text")
-    return [CONTENTS[role][0] for role in wanted if role not in specials]
+    return [CONTENTS[role][0] for role in names if role not in specials]
 
 
 def with_added(core: tokenizers.Tokenizer, contents: Iterable[str]) -> tokenizers.Tokenizer:
@@ -82,11 +82,11 @@ def deaf(core: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     includes the special token (T5's Unigram); such pieces are renamed to a string that no well-formed text contains.
     """
     core.encode_special_tokens = True
-    own = core.get_vocab(with_added_tokens=False)
+    vocabulary = core.get_vocab(with_added_tokens=False)
     heard = {
         content: index
         for content, index in special_ids(core).items()
-        if content in own and _spelt(core, content, index)
+        if content in vocabulary and _spelt(core, content, index)
     }
     return _renamed(core, heard) if heard else core
 
@@ -144,11 +144,11 @@ def with_roles(text: str, roles: Mapping[str, str], pretty: bool) -> str:
     """
     tree = json.loads(text)
     contents = [token["content"] for token in tree["added_tokens"] if token["special"]]
-    told = roles_by_content(contents)
+    by_role = roles_by_content(contents)
     for token in tree["added_tokens"]:
         token.pop("roles", None)
-        if own := [
-            role for role, content in roles.items() if content == token["content"] and told.get(role) != content
+        if token_roles := [
+            role for role, content in roles.items() if content == token["content"] and by_role.get(role) != content
         ]:
-            token["roles"] = own
+            token["roles"] = token_roles
     return json.dumps(tree, ensure_ascii=False, indent=2 if pretty else None)

@@ -68,8 +68,8 @@ class Tokenizer:
     @property
     def specials(self) -> dict[str, int]:
         """Role -> id of the special tokens: "pad", "bos", "eos", "cls", "sep", "mask", "unk". Roles may share an id."""
-        found = {role: self._special_ids[content] for role, content in self._roles.items()}
-        return found if self.unknown_id is None else {**found, "unk": self.unknown_id}
+        ids = {role: self._special_ids[content] for role, content in self._roles.items()}
+        return ids if self.unknown_id is None else {**ids, "unk": self.unknown_id}
 
     def special(self, role: str) -> int | None:
         """Return the id of the special token with the role ``role`` ("bos", "mask", …), or None if the tokenizer lacks
@@ -77,10 +77,10 @@ class Tokenizer:
 
         Raises ``UserError`` for an unknown role.
         """
-        found = self.specials
-        if role not in found and role != "unk":
-            missing(found, [role])
-        return found.get(role)
+        ids = self.specials
+        if role not in ids and role != "unk":
+            missing(ids, [role])
+        return ids.get(role)
 
     def with_specials(self, roles: Sequence[str], extra: Sequence[str] = ()) -> Tokenizer:
         """Return a tokenizer with special tokens added after its last id: first those missing for ``roles``, then those
@@ -97,13 +97,13 @@ class Tokenizer:
     @cached_property
     def reading_special(self) -> Tokenizer:
         """Copy of this tokenizer that parses special tokens in texts, for texts from trusted authors."""
-        found = copy.copy(self)
-        found.__dict__.pop("reading_special", None)
-        found._plain = tokenizers.Tokenizer.from_str(
+        tokenizer = copy.copy(self)
+        tokenizer.__dict__.pop("reading_special", None)
+        tokenizer._plain = tokenizers.Tokenizer.from_str(
             self.core.to_str()
         )  # the option set by ``deaf`` is not saved in files
-        found._coder = PlainCoder(found._plain, self.dtype)
-        return found
+        tokenizer._coder = PlainCoder(tokenizer._plain, self.dtype)
+        return tokenizer
 
     def encode(self, text: str) -> list[int]:
         """Encode ``text`` as a list of ids. Raises ``UserError`` if a piece is not in the vocabulary and there is no
@@ -206,17 +206,17 @@ class Tokenizer:
         """Return those ``ids`` that are below the vocabulary size, as a list of ints. Raises ``UserError`` for a
         negative id.
         """
-        found = [int(index) for index in ids]
-        wrong = next((index for index in found if index < 0), None)
+        numbers = [int(index) for index in ids]
+        wrong = next((index for index in numbers if index < 0), None)
         if wrong is not None:
             raise UserError(f"the id {wrong} is outside the tokenizer's vocabulary of {self.vocab_size} ids")
-        return [index for index in found if index < self.vocab_size]
+        return [index for index in numbers if index < self.vocab_size]
 
     @cached_property
     def absent_ids(self) -> tuple[int, ...]:
         """Unused ids: ids below the vocabulary size that belong to no token."""
-        known = set(self.core.get_vocab(with_added_tokens=True).values())
-        return tuple(index for index in range(self.vocab_size) if index not in known)
+        used = set(self.core.get_vocab(with_added_tokens=True).values())
+        return tuple(index for index in range(self.vocab_size) if index not in used)
 
     def unknown(self, text: str) -> list[str]:
         """Return the distinct substrings of ``text`` that are encoded as the unknown token, in order of occurrence."""
@@ -237,8 +237,10 @@ class Tokenizer:
             return 0
         total = 0
         for text in map(well_formed, texts):
-            found = self._library(text)
-            spans = (span for index, span in zip(found.ids, found.offsets, strict=True) if index == self.unknown_id)
+            encoding = self._library(text)
+            spans = (
+                span for index, span in zip(encoding.ids, encoding.offsets, strict=True) if index == self.unknown_id
+            )
             total += sum(len(text[slice(*span)].encode()) for span in spans)
         return total
 
@@ -282,8 +284,8 @@ class Tokenizer:
         which ``text`` does not store.
         """
         try:
-            core, own = tokenizers.Tokenizer.from_str(text), {**(roles or {}), **written_roles(text)}
-            return cls(core, own, chat_template)
+            core, all_roles = tokenizers.Tokenizer.from_str(text), {**(roles or {}), **written_roles(text)}
+            return cls(core, all_roles, chat_template)
         except Exception as error:  # the library raises nothing more precise
             raise UserError(f"{source} is not a tokenizer.json: {error}") from None
 

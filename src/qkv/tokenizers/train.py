@@ -88,8 +88,8 @@ def _words(
     core = _assembled(models.WordLevel({}, unk_token=UNKNOWN), scheme, decoder)
     if spec.lowercase:
         core.normalizer = normalizers.Lowercase()
-    found = word_counts(core, map(well_formed, texts), spec.vocab_size - 1, spec.min_frequency)
-    core.model = models.WordLevel(_numbered([*found, UNKNOWN]), unk_token=UNKNOWN)
+    counts = word_counts(core, map(well_formed, texts), spec.vocab_size - 1, spec.min_frequency)
+    core.model = models.WordLevel(_numbered([*counts, UNKNOWN]), unk_token=UNKNOWN)
     return Tokenizer(core)
 
 

@@ -19,12 +19,12 @@ def interruptible(work: Callable[[], T]) -> T:
     """
     if threading.current_thread() is not threading.main_thread():
         return work()
-    found: list[T] = []
+    results: list[T] = []
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            found.append(work())
+            results.append(work())
         except BaseException as error:
             failed.append(error)
 
@@ -34,4 +34,4 @@ def interruptible(work: Callable[[], T]) -> T:
         thread.join(_EVERY)
     if failed:
         raise failed[0]
-    return found[0]
+    return results[0]

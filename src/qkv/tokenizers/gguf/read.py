@@ -54,8 +54,8 @@ def ends_of(file: Path) -> tuple[int, ...]:
 
 def template_of(file: Path) -> str | None:
     """Return the chat template of a GGUF file; None if it has none."""
-    found = header(file).values.get(CHAT)
-    return found if isinstance(found, str) else None
+    template = header(file).values.get(CHAT)
+    return template if isinstance(template, str) else None
 
 
 def tokenizer_of(file: Path) -> tuple[str, dict[str, str]]:
@@ -63,44 +63,42 @@ def tokenizer_of(file: Path) -> tuple[str, dict[str, str]]:
 
     Raises ``UserError`` for kinds of tokenizers that qkv cannot read.
     """
-    found = header(file)
-    if WHOLE in found.values:
-        return found.values[WHOLE], {}
+    head = header(file)
+    if WHOLE in head.values:
+        return head.values[WHOLE], {}
     if not reads_tokenizer(file):
-        kind = " ".join(str(found.values[key]) for key in (MODEL, PRE) if key in found.values) or "none"
+        kind = " ".join(str(head.values[key]) for key in (MODEL, PRE) if key in head.values) or "none"
         raise UserError(f"{file} has a tokenizer of the kind {kind}, which qkv does not read; give ids")
-    tokens, types = _checked(found)
-    core = _from_pairs(found, tokens) if found.values[MODEL] == "gpt2" else _from_scores(found, tokens, types)
+    tokens, types = _checked(head)
+    core = _from_pairs(head, tokens) if head.values[MODEL] == "gpt2" else _from_scores(head, tokens, types)
     for index, kind in enumerate(types):
         if kind in (CONTROL, DEFINED):
             core.add_tokens([AddedToken(tokens[index], special=kind == CONTROL, normalized=False)])
-    roles = {
-        role: tokens[found.values[key]] for role, key in IDS.items() if 0 <= found.values.get(key, -1) < len(tokens)
-    }
-    _frame(core, found, roles)
+    roles = {role: tokens[head.values[key]] for role, key in IDS.items() if 0 <= head.values.get(key, -1) < len(tokens)}
+    _frame(core, head, roles)
     return core.to_str(), {role: token for role, token in roles.items() if role != "unk"}
 
 
-def _checked(found: Header) -> tuple[list[str], list[int]]:
+def _checked(head: Header) -> tuple[list[str], list[int]]:
     """Return the tokens and their types. Raises ``UserError`` if tokens are missing or repeated, or if the number of
     types differs.
     """
-    tokens = found.values.get(TOKENS)
+    tokens = head.values.get(TOKENS)
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise UserError(f"{found.file} lacks the key {TOKENS!r}")
-    types = found.values.get(TYPES, [NORMAL] * len(tokens))
+        raise UserError(f"{head.file} lacks the key {TOKENS!r}")
+    types = head.values.get(TYPES, [NORMAL] * len(tokens))
     if not isinstance(types, list) or len(types) != len(tokens) or len(set(tokens)) != len(tokens):
         raise UserError(
-            f"{found.file}: {TYPES} does not have one entry for each of the {len(tokens):,} tokens of {TOKENS}, or "
+            f"{head.file}: {TYPES} does not have one entry for each of the {len(tokens):,} tokens of {TOKENS}, or "
             "a token is repeated"
         )
     return tokens, types
 
 
-def _from_pairs(found: Header, tokens: Sequence[str]) -> tokenizers.Tokenizer:
-    words = next(row for row in WORDS if found.values[PRE] in row.names)
+def _from_pairs(head: Header, tokens: Sequence[str]) -> tokenizers.Tokenizer:
+    words = next(row for row in WORDS if head.values[PRE] in row.names)
     vocab = {token: index for index, token in enumerate(tokens)}
-    pairs = [tuple(merge.split(" ", 1)) for merge in found.values.get(MERGES, ())]
+    pairs = [tuple(merge.split(" ", 1)) for merge in head.values.get(MERGES, ())]
     merges = [
         pair for pair in pairs if len(pair) == 2 and pair[0] in vocab and pair[1] in vocab and "".join(pair) in vocab
     ]
@@ -116,13 +114,13 @@ def _from_pairs(found: Header, tokens: Sequence[str]) -> tokenizers.Tokenizer:
     return core
 
 
-def _from_scores(found: Header, tokens: Sequence[str], types: Sequence[int]) -> tokenizers.Tokenizer:
+def _from_scores(head: Header, tokens: Sequence[str], types: Sequence[int]) -> tokenizers.Tokenizer:
     """Build BPE with the merges implied by SentencePiece's scores: all pairs of tokens whose concatenation is a token,
     best score first.
     """
-    scores = found.values.get(SCORES, [])
+    scores = head.values.get(SCORES, [])
     if len(scores) != len(tokens):
-        raise UserError(f"{found.file}: {SCORES} has {len(scores):,} values for {len(tokens):,} tokens")
+        raise UserError(f"{head.file}: {SCORES} has {len(scores):,} values for {len(tokens):,} tokens")
     vocab = {token: index for index, token in enumerate(tokens)}
     plain = {token: index for token, index in vocab.items() if types[index] in (NORMAL, UNUSED, DEFINED)}
     listed = [
@@ -134,7 +132,7 @@ def _from_scores(found: Header, tokens: Sequence[str], types: Sequence[int]) -> 
     merges = [(left, right) for *_, left, right in sorted(listed)]
     unknown = next((token for token, index in vocab.items() if types[index] == UNKNOWN), None)
     core = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    prefix = found.values.get(ADD_SPACE, True)
+    prefix = head.values.get(ADD_SPACE, True)
     replaced = normalizers.Replace(" ", SPACE)
     core.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replaced]) if prefix else replaced
     steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -142,16 +140,16 @@ def _from_scores(found: Header, tokens: Sequence[str], types: Sequence[int]) -> 
     return core
 
 
-def _frame(core: tokenizers.Tokenizer, found: Header, roles: Mapping[str, str]) -> None:
+def _frame(core: tokenizers.Tokenizer, head: Header, roles: Mapping[str, str]) -> None:
     """Add the template to ``core`` that puts the bos and eos tokens around texts, if the file asks for it.
 
     llama.cpp's defaults depend on the kind of tokenizer.
     """
-    begins = found.values.get(MODEL) == "llama" or found.values.get(PRE) in WORDS[1].names
-    before = "bos" in roles and found.values.get(ADD_BOS, begins)
-    behind = "eos" in roles and found.values.get(ADD_EOS, False)
+    begins = head.values.get(MODEL) == "llama" or head.values.get(PRE) in WORDS[1].names
+    before = "bos" in roles and head.values.get(ADD_BOS, begins)
+    behind = "eos" in roles and head.values.get(ADD_EOS, False)
     if not before and not behind:
         return
-    first, last = ([roles[role]] if wanted else [] for role, wanted in (("bos", before), ("eos", behind)))
+    first, last = ([roles[role]] if adds else [] for role, adds in (("bos", before), ("eos", behind)))
     marks = [(token, core.token_to_id(token)) for token in dict.fromkeys([*first, *last])]
     core.post_processor = processors.TemplateProcessing(single=[*first, "$A", *last], special_tokens=marks)

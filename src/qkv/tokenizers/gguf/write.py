@@ -50,19 +50,19 @@ def metadata_of_tokenizer(
     """
     if tokenizer is None:
         return {MODEL: "none"}, "no tokenizer: llama.cpp reads and writes ids only"
-    found = _byte_pairs(tokenizer) or _characters(tokenizer) or _sentence_pieces(tokenizer)
+    metadata = _byte_pairs(tokenizer) or _characters(tokenizer) or _sentence_pieces(tokenizer)
     whole = {WHOLE: tokenizer.to_json(), **_chat(tokenizer, ends)}
-    if found is None or tokenizer.vocab_size > rows:
-        said = "llama.cpp cannot split text as this tokenizer does, so it reads and writes ids only"
-        return {MODEL: "none", **whole}, said
-    return {**found, **_listed(tokenizer, found[TOKENS], rows), **_framing(tokenizer), **whole}, ""
+    if metadata is None or tokenizer.vocab_size > rows:
+        limitation = "llama.cpp cannot split text as this tokenizer does, so it reads and writes ids only"
+        return {MODEL: "none", **whole}, limitation
+    return {**metadata, **_listed(tokenizer, metadata[TOKENS], rows), **_framing(tokenizer), **whole}, ""
 
 
 def _chat(tokenizer: Tokenizer, ends: Sequence[int]) -> dict[str, Any]:
     """Return the chat template, and the further tokens that end a turn and a message."""
-    others = [index for index in ends if index != tokenizer.specials.get("eos")]
-    found: dict[str, Any] = dict(zip(ENDS[1:], others, strict=False))
-    return found if tokenizer.chat_template is None else {**found, CHAT: tokenizer.chat_template}
+    further_ends = [index for index in ends if index != tokenizer.specials.get("eos")]
+    metadata: dict[str, Any] = dict(zip(ENDS[1:], further_ends, strict=False))
+    return metadata if tokenizer.chat_template is None else {**metadata, CHAT: tokenizer.chat_template}
 
 
 def _listed(tokenizer: Tokenizer, tokens: Sequence[str], rows: int) -> dict[str, Any]:
@@ -111,8 +111,8 @@ def _framing(tokenizer: Tokenizer) -> dict[str, bool]:
 
 def _spelled(tokenizer: Tokenizer) -> list[str]:
     """Return the tokens in the order of their ids, with a placeholder for each id without a token."""
-    found = [tokenizer.core.id_to_token(index) for index in range(tokenizer.vocab_size)]
-    return [f"[PAD{index}]" if token is None else token for index, token in enumerate(found)]
+    tokens = [tokenizer.core.id_to_token(index) for index in range(tokenizer.vocab_size)]
+    return [f"[PAD{index}]" if token is None else token for index, token in enumerate(tokens)]
 
 
 def _byte_pairs(tokenizer: Tokenizer) -> dict[str, Any] | None:
@@ -227,15 +227,15 @@ def _ranks(vocab: Mapping[str, int], merges: Sequence[Any]) -> dict[str, int] | 
     None if the merges are not exactly all pairs that the vocabulary allows, or if merges that give the same token are
     not adjacent.
     """
-    found = dict[str, int]()
+    ranks = dict[str, int]()
     listed = set[tuple[str, str]]()
     last = ""
     for each in merges:
         left, right = each.split(" ") if isinstance(each, str) else each
         listed.add((left, right))
-        if left + right != last and left + right in found:
+        if left + right != last and left + right in ranks:
             return None
         last = left + right
-        found.setdefault(last, len(found))
+        ranks.setdefault(last, len(ranks))
     allowed = {pair for token in vocab for pair in splits(token, vocab)}
-    return found if allowed == listed else None
+    return ranks if allowed == listed else None
