@@ -82,8 +82,8 @@ def automatic(
         return as_asked(_chosen(source, minutes, machine), quick, changes)
 
     recipe = within(MINUTES)
-    asked = recipe.training.minutes
-    return recipe if asked in (None, MINUTES) else within(asked)
+    budget = recipe.training.minutes
+    return recipe if budget in (None, MINUTES) else within(budget)
 
 
 def _chosen(source: str, minutes: float, machine: Machine) -> Recipe:
@@ -136,15 +136,15 @@ def _fit(size: _Size, tokens: float, vocabulary: int, minutes: float, machine: M
         norm=RMSNorm(),
     )
     training = _training(1, minutes, machine)
-    found = cost(model, _BATCH, precision=training.precision, training=training)
-    read = min(60 * minutes * found.speed(machine).train, EPOCHS * tokens)
+    estimate = cost(model, _BATCH, precision=training.precision, training=training)
+    read = min(60 * minutes * estimate.speed(machine).train, EPOCHS * tokens)
     steps = max(_FEWEST, round(read / (_BATCH * context)))
     return _Fit(
         model,
-        found.parameters,
-        found.memory.peak,
+        estimate.parameters,
+        estimate.memory.peak,
         steps,
-        expected_loss(found.parameters, steps * _BATCH * context, tokens),
+        expected_loss(estimate.parameters, steps * _BATCH * context, tokens),
     )
 
 

@@ -12,8 +12,8 @@ def as_asked(recipe: Recipe, quick: bool, overrides: Iterable[str]) -> Recipe:
     """Apply ``overrides`` to an automatic recipe, after its short form if ``quick``; also list the overrides in its
     description.
     """
-    given = list(overrides)
-    found = override(recipe, [*(quick_form(recipe.quick) if quick else ()), *given])
-    if not given or found.description != recipe.description:
-        return found
-    return found.changed(description=f"{recipe.description.removesuffix('.')}; overridden: {', '.join(given)}.")
+    changes = list(overrides)
+    result = override(recipe, [*(quick_form(recipe.quick) if quick else ()), *changes])
+    if not changes or result.description != recipe.description:
+        return result
+    return result.changed(description=f"{recipe.description.removesuffix('.')}; overridden: {', '.join(changes)}.")

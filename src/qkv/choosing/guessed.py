@@ -29,22 +29,22 @@ def guess_task(data: Mapping[str, Any]) -> str:
     The first kind that fits is taken: questions with answers, words with tags, translations or summaries (by column
     name), numbers, labels. Raises ``UserError`` if none fits.
     """
-    given = Data.parse(dict(data))
+    data_spec = Data.parse(dict(data))
     for kind in ("question_answering", "token_classification"):
-        if _opened(given, kind) is not None:
+        if _opened(data_spec, kind) is not None:
             return kind
     for kind in ("translation", "summarization"):
-        if _named(given, _roles(kind)):
+        if _named(data_spec, _roles(kind)):
             return kind
-    given = with_processor(given, Task.kinds()["classification"]())
-    labels, numbers = _opened(given, "classification"), _opened(given, "regression")
+    data_spec = with_processor(data_spec, Task.kinds()["classification"]())
+    labels, numbers = _opened(data_spec, "classification"), _opened(data_spec, "regression")
     if numbers is not None and (labels is None or _are_values(labels)):
         return "regression"
     if labels is not None:
         return "classification"
     raise UserError(
-        f"the columns of {given.source!r} do not determine the task; name task and columns, as in: "
-        f"qkv train classify --data {given.source} --text … --label …"
+        f"the columns of {data_spec.source!r} do not determine the task; name task and columns, as in: "
+        f"qkv train classify --data {data_spec.source} --text … --label …"
     )
 
 
@@ -102,5 +102,5 @@ def with_processor(data: Data, task: Task) -> Data:
         except UserError:  # raised again when the table is read for the task
             return None
 
-    found = recognised(data.source, table, data.columns)
-    return data if found is None else data.changed(processor=found)
+    processor = recognised(data.source, table, data.columns)
+    return data if processor is None else data.changed(processor=processor)

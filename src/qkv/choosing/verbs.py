@@ -63,17 +63,19 @@ def tunes(kind: str) -> bool:
     return any(verb.tunes for verb in VERBS.values() if verb.task == kind)
 
 
-def split_settings(task: str, given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+def split_settings(task: str, arguments: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """Split arguments such as ``horizon=14`` into (overrides of the recipe, all other arguments); ``task``: verb or
     kind.
     """
     kind = task_named(task)
     settings = next((verb.settings for verb in VERBS.values() if verb.task == kind), {})
-    chosen = [f"{settings[name]}={value}" for name, value in given.items() if name in settings and value is not None]
-    return chosen, {name: value for name, value in given.items() if name not in settings}
+    chosen = [
+        f"{settings[name]}={value}" for name, value in arguments.items() if name in settings and value is not None
+    ]
+    return chosen, {name: value for name, value in arguments.items() if name not in settings}
 
 
-def data_fields(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def data_fields(task: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of ``qkv.spec.data.Data`` that the arguments set. An argument may also name the column of a
     role, such as ``label="stars"``.
 
@@ -81,14 +83,14 @@ def data_fields(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     kind = task_named(task)
     verb = next((verb for verb in VERBS.values() if verb.task == kind), Verb(kind, {}))
-    fields, columns = {}, dict(given.get("columns") or {})
-    for name, value in given.items():
+    fields, columns = {}, dict(arguments.get("columns") or {})
+    for name, value in arguments.items():
         if name in Data.model_fields and name != "source":
             fields[name] = value
             continue
         if verb.columns and name not in verb.columns:
-            known = [*verb.columns, *verb.settings, *(field for field in Data.model_fields if field != "source")]
-            raise UserError(f"{name!r} is not an argument of the task {task!r}; {nearest(name, known)}")
+            names = [*verb.columns, *verb.settings, *(field for field in Data.model_fields if field != "source")]
+            raise UserError(f"{name!r} is not an argument of the task {task!r}; {nearest(name, names)}")
         role = verb.columns.get(name, name)
         if role in columns:
             raise UserError(f"the column of {role!r} is named twice, by {name!r} and in 'columns'; omit one of them")

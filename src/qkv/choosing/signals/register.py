@@ -57,9 +57,9 @@ def chooses(part: type[Task] | type[Processor]) -> Callable[[Choice], Choice]:
     for all data that the processor ``part`` reads.
     """
 
-    def register(found: Choice) -> Choice:
-        _CHOICES[part] = found
-        return found
+    def register(choice: Choice) -> Choice:
+        _CHOICES[part] = choice
+        return choice
 
     return register
 

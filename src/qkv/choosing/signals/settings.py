@@ -41,8 +41,8 @@ def training_of(
     end, as a share of the highest.
     """
     epoch = max(1, examples // rows)
-    wanted = max(_FEWEST, epochs * epoch)
-    steps = wanted if most is None else min(most, wanted)
+    target = max(_FEWEST, epochs * epoch)
+    steps = target if most is None else min(most, target)
     every = max(10, min(steps // validations, epoch))
     return Training(
         steps=steps,
