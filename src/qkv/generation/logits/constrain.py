@@ -62,22 +62,22 @@ class Constraint:
             which = "neither" if regex is None else "both"
             raise UserError(f"a constraint is either a regular expression or a JSON schema; {which} given")
         self.name = "regular expression" if json_schema is None else "JSON schema"
-        which = (regex if json_schema is None else json_schema) or ""
-        if len(which) > LONGEST:
-            raise UserError(f"the {self.name} has {len(which):,} characters; allowed: at most {LONGEST:,}")
+        text = (regex if json_schema is None else json_schema) or ""
+        if len(text) > LONGEST:
+            raise UserError(f"the {self.name} has {len(text):,} characters; allowed: at most {LONGEST:,}")
         library = _library()
         core = _tokens(library, tokenizer)
         self.dropped: tuple[str, ...] = ()
         """Keywords of the schema that are not enforced, with their JSON pointers."""
         if json_schema is None:
-            grammar = library.LLMatcher.grammar_from_regex(which)
+            grammar = library.LLMatcher.grammar_from_regex(text)
         else:
-            grammar, self.dropped = _of_schema(library, which, open_objects)
+            grammar, self.dropped = _of_schema(library, text, open_objects)
         self._matcher: LLMatcher = library.LLMatcher(core, grammar, log_level=0, limits=_limits(library))
         if self._matcher.is_error():
             raise UserError(f"the {self.name} cannot be used: {_sentence(self._matcher.get_error())}")
         if any(warning.startswith("oneOf") for warning in self._matcher.get_grammar_warnings()):
-            self.dropped += ("oneOf, which is read as anyOf",)
+            self.dropped += ("oneOf, text is read as anyOf",)
         self.size = tokenizer.vocab_size
         Guide(self._matcher, self.size, self.name).allowed((), self.size)  # fills the cache that all texts share
         start, opening = self.guide(), core.tokenize_str("{")
