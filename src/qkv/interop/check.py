@@ -66,14 +66,14 @@ def _difference(ours: Transformer, folder: Path, attention: str) -> float:
         if not ours.spec.frontend.reads_tokens:
             return _of_values(ours, theirs)
         ids = _ids(ours, folder)
-        given: dict[str, Tensor] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        inputs: dict[str, Tensor] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if ours.encoder is None:
-            own = ours(ids)[0]
+            output = ours(ids)[0]
         else:
-            given["decoder_input_ids"] = ids.flip(1)
-            own = ours(ids.flip(1), memory=ours.encode(ids))[0]
-        answer = _answer_of(theirs(**given), theirs)
-    return _relative(own, answer)
+            inputs["decoder_input_ids"] = ids.flip(1)
+            output = ours(ids.flip(1), memory=ours.encode(ids))[0]
+        answer = _answer_of(theirs(**inputs), theirs)
+    return _relative(output, answer)
 
 
 def _of_values(ours: Transformer, theirs: Any) -> float:
@@ -84,15 +84,15 @@ def _of_values(ours: Transformer, theirs: Any) -> float:
     signal = ours.frontend.random(channels_of(ours.spec), 1, torch.Generator().manual_seed(0))
     resampled = "interpolate_pos_encoding" in inspect.signature(theirs.forward).parameters
     options = {"interpolate_pos_encoding": True} if resampled else {}
-    found = theirs(**{theirs.main_input_name: as_published(ours.spec, signal.values)}, **options)
+    outputs = theirs(**{theirs.main_input_name: as_published(ours.spec, signal.values)}, **options)
     names = ("logits", "prediction_outputs", "last_hidden_state")
-    return _relative(answer_as_published(ours, signal), next(found[name] for name in names if name in found))
+    return _relative(answer_as_published(ours, signal), next(outputs[name] for name in names if name in outputs))
 
 
-def _relative(own: Tensor, answer: Tensor) -> float:
-    if own.shape != answer.shape:
+def _relative(output: Tensor, answer: Tensor) -> float:
+    if output.shape != answer.shape:
         return float("inf")
-    return float((own - answer).abs().max() / answer.abs().max().clamp(min=1e-30))
+    return float((output - answer).abs().max() / answer.abs().max().clamp(min=1e-30))
 
 
 def _ids(ours: Transformer, folder: Path) -> Tensor:
@@ -118,22 +118,22 @@ def _opened(folder: Path, attention: str) -> Any:
     For other architectures, use the Python model file that was written into ``folder``.
     """
     transformers, config = importlib.import_module("transformers"), read_json(folder / CONFIG)
-    own = "auto_map" in config
-    kind = transformers.AutoModelForCausalLM if own else getattr(transformers, config["architectures"][0])
-    options = {"trust_remote_code": True} if own else {"attn_implementation": attention}
+    custom_code = "auto_map" in config
+    kind = transformers.AutoModelForCausalLM if custom_code else getattr(transformers, config["architectures"][0])
+    options = {"trust_remote_code": True} if custom_code else {"attn_implementation": attention}
     return kind.from_pretrained(folder, torch_dtype=torch.float32, local_files_only=True, **options).eval()
 
 
-def _answer_of(found: Any, theirs: Any) -> Tensor:
+def _answer_of(outputs: Any, theirs: Any) -> Tensor:
     """Return the logits in the outputs of a transformers model.
 
     For span heads, stack start and end logits; for a model without a head, multiply hidden states by the token table.
     """
-    if "logits" in found:
-        return found.logits
-    if "start_logits" in found:
-        return torch.stack((found.start_logits, found.end_logits), -1)
-    return found.last_hidden_state @ theirs.get_input_embeddings().weight.t()
+    if "logits" in outputs:
+        return outputs.logits
+    if "start_logits" in outputs:
+        return torch.stack((outputs.start_logits, outputs.end_logits), -1)
+    return outputs.last_hidden_state @ theirs.get_input_embeddings().weight.t()
 
 
 @contextmanager

@@ -33,14 +33,14 @@ class PublishedCheckpoint(NamedTuple):
     adapter: StoredAdapter | None = None
     base: str = ""
 
-    def config(self, held: Held | None = None) -> Config:
+    def config(self, sizes: Held | None = None) -> Config:
         """Return checked access to the checkpoint's config.
 
-        With ``held``, refuse sizes that exceed the contents of the weight files.
+        With ``sizes``, refuse sizes that exceed the contents of the weight files.
         """
         source = self.folder if is_gguf(self.folder) else self.folder / CONFIG
         schemes = KEYS if settings_of(self.values, str(source)) else ()
-        return Config({key: value for key, value in self.values.items() if key not in schemes}, str(source), held)
+        return Config({key: value for key, value in self.values.items() if key not in schemes}, str(source), sizes)
 
     def family(self) -> tuple[Family, str]:
         """Return (family, name of the architecture) of the config. Raises ``UserError`` if no family covers it."""
@@ -59,14 +59,14 @@ class PublishedCheckpoint(NamedTuple):
         """Return the stored tensors by name, see ``stored_tensors``, with the adapter applied. Raises ``UserError``."""
         if is_gguf(self.folder):
             return gguf_tensors(self.folder, self.values, copy)
-        found = stored_tensors(self.folder, pickles, copy)
+        tensors = stored_tensors(self.folder, pickles, copy)
         settings = settings_of(self.values, str(self.folder / CONFIG))
         if settings is not None:
-            found = with_matrices(found, settings)
+            tensors = with_matrices(tensors, settings)
         if self.adapter is None:
-            return found
+            return tensors
         family, architecture = self.family()
-        return adapted_tensors(found, self.adapter, family, (self.base, architecture))
+        return adapted_tensors(tensors, self.adapter, family, (self.base, architecture))
 
 
 def open_checkpoint(source: str | Path, revision: str | None = None, pickles: bool = False) -> PublishedCheckpoint:
@@ -88,9 +88,9 @@ def published_spec(path: Path) -> Model:
     Raises ``UserError``.
     """
     folder = path.parent if path.name == CONFIG and path.is_file() else path
-    found = open_checkpoint(folder)
-    family, architecture = found.family()
-    return read_spec(family, architecture, found.config())
+    checkpoint = open_checkpoint(folder)
+    family, architecture = checkpoint.family()
+    return read_spec(family, architecture, checkpoint.config())
 
 
 def _adapted(folder: Path, pickles: bool) -> PublishedCheckpoint:
@@ -100,8 +100,8 @@ def _adapted(folder: Path, pickles: bool) -> PublishedCheckpoint:
     ending = task_of(folder) or ""
     named = [name for name in (architecture, *family.architectures) if name.endswith(ending)]
     if not named:
-        known = ", ".join(family.architectures)
-        raise UserError(f"{folder / ADAPTER_CONFIG} is for an architecture …{ending}; {family.name} has {known}")
+        names = ", ".join(family.architectures)
+        raise UserError(f"{folder / ADAPTER_CONFIG} is for an architecture …{ending}; {family.name} has {names}")
     adapter = read_adapter(folder, family, named[0])
     values = adapted_values(base.values, adapter, family, named[0])
     return PublishedCheckpoint(where, values, adapter, architecture)
@@ -115,12 +115,12 @@ def _base_folder(folder: Path, pickles: bool) -> Path:
     """
     name, revision = base_of(folder)
     places = [Path(name).expanduser(), folder / name, folder.parent / name] if name else []
-    others = [place for place in places if (place / CONFIG).is_file() and place.resolve() != folder.resolve()]
-    found = others[0] if others else None
-    if found is None and (folder / CONFIG).is_file() and any((folder / file).is_file() for file in (WEIGHTS, INDEX)):
-        found = folder
-    if found is not None:
-        return found
+    candidates = [place for place in places if (place / CONFIG).is_file() and place.resolve() != folder.resolve()]
+    base = candidates[0] if candidates else None
+    if base is None and (folder / CONFIG).is_file() and any((folder / file).is_file() for file in (WEIGHTS, INDEX)):
+        base = folder
+    if base is not None:
+        return base
     if not may_be_name(name):
         raise UserError(
             f"the adapter in {folder} is for the base model {name!r}, which is not here; "

@@ -65,9 +65,9 @@ def _tensors(model: Transformer) -> dict[str, Tensor]:
 
     A shared tensor appears once, under its first name.
     """
-    seen, found = set[int](), dict[str, Tensor]()
+    seen, tensors = set[int](), dict[str, Tensor]()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            found[f"model.{name}"] = tensor.detach()
-    return found
+            tensors[f"model.{name}"] = tensor.detach()
+    return tensors

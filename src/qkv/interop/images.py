@@ -88,10 +88,10 @@ def has_processor(spec: Model) -> bool:
 def _kind(config: Config) -> _Kind:
     key = "image_processor_type" if config.has("image_processor_type") else "feature_extractor_type"
     named = config.word(key, "ViTImageProcessor")
-    known = {f"{stem}{ending}": kind for stem, kind in _KINDS.items() for ending in _ENDINGS}
-    if named not in known:
-        raise UserError(f"{config.source}: {key} is {quoted(named)}, which is unsupported; {nearest(named, known)}")
-    return known[named]
+    kinds = {f"{stem}{ending}": kind for stem, kind in _KINDS.items() for ending in _ENDINGS}
+    if named not in kinds:
+        raise UserError(f"{config.source}: {key} is {quoted(named)}, which is unsupported; {nearest(named, kinds)}")
+    return kinds[named]
 
 
 def _images(config: Config, kind: _Kind, channels: int) -> Images:
@@ -111,9 +111,9 @@ def _images(config: Config, kind: _Kind, channels: int) -> Images:
     mean, deviation = _standard(config, kind, channels)
     filtered = config.integer("resample", kind.resample)
     if filtered not in _RESAMPLE:
-        known = ", ".join(f"{number} ({name})" for number, name in _RESAMPLE.items())
-        raise UserError(f"{config.source}: resample is {filtered}, which qkv does not support; allowed: {known}")
-    found = Images.parse(
+        names = ", ".join(f"{number} ({name})" for number, name in _RESAMPLE.items())
+        raise UserError(f"{config.source}: resample is {filtered}, which qkv does not support; allowed: {names}")
+    images = Images.parse(
         {
             **_sizes(config, kind),
             "channels": channels,
@@ -125,7 +125,7 @@ def _images(config: Config, kind: _Kind, channels: int) -> Images:
         config.source,
     )
     config.leave_unread(_IGNORED)
-    return found
+    return images
 
 
 def _standard(config: Config, kind: _Kind, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -137,8 +137,8 @@ def _standard(config: Config, kind: _Kind, channels: int) -> tuple[tuple[float, 
     mean, deviation = (0.0,) * channels, (1.0,) * channels
     if config.flag("do_normalize", True):
         mean, deviation = (
-            _per_channel(config, key, given, channels)
-            for key, given in (("image_mean", kind.mean), ("image_std", kind.deviation))
+            _per_channel(config, key, default, channels)
+            for key, default in (("image_mean", kind.mean), ("image_std", kind.deviation))
         )
     if abs(factor - 1) < 1e-12:
         return mean, deviation
@@ -148,13 +148,13 @@ def _standard(config: Config, kind: _Kind, channels: int) -> tuple[tuple[float, 
 
 
 def _per_channel(config: Config, key: str, default: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    given = config.values.get(key)
-    if isinstance(given, int | float) and not isinstance(given, bool):
+    channel_value = config.values.get(key)
+    if isinstance(channel_value, int | float) and not isinstance(channel_value, bool):
         return (config.number(key),) * channels
-    found = config.items(key) if config.has(key) else list(default)
-    if not all(isinstance(value, int | float) for value in found):
-        raise UserError(f"{config.source}: {key} is {quoted(found)}, but it should be a list of numbers")
-    return tuple(map(float, found))
+    values = config.items(key) if config.has(key) else list(default)
+    if not all(isinstance(value, int | float) for value in values):
+        raise UserError(f"{config.source}: {key} is {quoted(values)}, but it should be a list of numbers")
+    return tuple(map(float, values))
 
 
 def _sizes(config: Config, kind: _Kind) -> dict[str, Any]:
@@ -185,20 +185,20 @@ def _sizes(config: Config, kind: _Kind) -> dict[str, Any]:
 
 def _size(config: Config, key: str, default: dict[str, int], square: bool) -> dict[str, int]:
     """Read the size under a key: {"height", "width"} or {"shortest_edge"}, from a mapping or from one number."""
-    given = config.values.get(key)
+    size = config.values.get(key)
     config.asked.add(key)
-    if given is None:
+    if size is None:
         return default
-    if isinstance(given, int) and not isinstance(given, bool):
-        return {"height": given, "width": given} if square else {"shortest_edge": given}
-    found = config.table(key).values
-    ints = all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in found.values())
-    if not ints or set(found) not in ({"height", "width"}, {"shortest_edge"}):
+    if isinstance(size, int) and not isinstance(size, bool):
+        return {"height": size, "width": size} if square else {"shortest_edge": size}
+    sizes = config.table(key).values
+    ints = all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in sizes.values())
+    if not ints or set(sizes) not in ({"height", "width"}, {"shortest_edge"}):
         raise UserError(
-            f"{config.source}: {key} is {quoted(given)}, but qkv supports only one size, height and width, or "
+            f"{config.source}: {key} is {quoted(size)}, but qkv supports only one size, height and width, or "
             "shortest_edge, above 0"
         )
-    return dict(found)
+    return dict(sizes)
 
 
 def written_processor(processor: Processor | None) -> dict[str, Any] | None:

@@ -110,7 +110,7 @@ def load_published(
 
 
 def read_published(
-    found: PublishedCheckpoint,
+    checkpoint: PublishedCheckpoint,
     dtype: torch.dtype | str | None = None,
     pickles: bool = False,
     copy: bool = False,
@@ -118,18 +118,18 @@ def read_published(
 ) -> PublishedModel:
     """Load an opened checkpoint; see ``load_published``. Raises ``UserError``."""
     limit_threads()
-    folder = found.folder
-    stored = found.tensors(pickles, copy)
-    config = found.config(held_by(stored))
+    folder = checkpoint.folder
+    stored = checkpoint.tensors(pickles, copy)
+    config = checkpoint.config(held_by(stored))
     family, architecture = choose(config)
     stored = named_as_now(family, stored)
     spec = read_spec(family, architecture, config)
     processor = read_processor(folder, spec)
     model, precision = _empty(sized_for(spec, processor), folder), _precision(dtype, stored)
     with apart_from_kept_memory():
-        ignored = fill(model, family, architecture, stored, precision, Origin(folder, found.names()), narrow)
+        ignored = fill(model, family, architecture, stored, precision, Origin(folder, checkpoint.names()), narrow)
     _watch(model, stored)
-    tokenizer = _tokenizer(found.tokenizer_folder)
+    tokenizer = _tokenizer(checkpoint.tokenizer_folder)
     return PublishedModel(
         folder,
         family.name,
@@ -143,7 +143,7 @@ def read_published(
         (*ignored_keys(family, config), *unused_settings(folder, config)),
         beginning(folder, config) if model.encoder is not None else (),
         _kept(family, architecture, stored, precision),
-        found.adapter,
+        checkpoint.adapter,
         processor,
         Counter(form for tensor in stored.values() if (form := getattr(tensor, "form", ""))),
     )
@@ -154,9 +154,9 @@ def described(source: str | Path, revision: str | None = None) -> tuple[Transfor
 
     ``source``: folder or published name. Raises ``UserError``.
     """
-    found = open_checkpoint(source, revision)
-    family, architecture = found.family()
-    return _empty(read_spec(family, architecture, found.config()), found.folder), family, architecture
+    checkpoint = open_checkpoint(source, revision)
+    family, architecture = checkpoint.family()
+    return _empty(read_spec(family, architecture, checkpoint.config()), checkpoint.folder), family, architecture
 
 
 def _empty(spec: Model, folder: Path) -> Transformer:
@@ -199,18 +199,18 @@ def fill(
     quantised matrices in 8 and 4 bits. Raises ``UserError`` for a tensor that is missing or unexpected, or whose shape
     differs from the config's.
     """
-    said = family.architectures[architecture]
-    rows, reasons = family.rows(architecture), {**family.ignored, **said.ignored, **said.kept, **said.zeros}
+    entry = family.architectures[architecture]
+    rows, reasons = family.rows(architecture), {**family.ignored, **entry.ignored, **entry.kept, **entry.zeros}
     if family.prefix and not any(name.startswith(family.prefix) for name in stored):
         rows = without_prefix(family, rows)
         reasons = {name.removeprefix(family.prefix): reason for name, reason in reasons.items()}
-    found = matches(model, rows)
+    pairs = matches(model, rows)
     stored = divide_rows(stored, family.divisions_of(model))
-    stored = with_slices(stored, [name for match in found for name in match.theirs])
+    stored = with_slices(stored, [name for match in pairs for name in match.theirs])
     places = places_of(model)
-    first, tied = _shared(model, found)
+    first, tied = _shared(model, pairs)
     ignored = _ignored(stored, first, tied, reasons, source)
-    _check_zeros(said.zeros, stored, source)
+    _check_zeros(entry.zeros, stored, source)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     for match in first:
         _check(match, shapes[match.ours], stored, source)
@@ -229,16 +229,16 @@ def fill(
 
 def _packed(
     places: Mapping[str, Sequence[Place]],
-    found: tuple[Sequence[Match], Sequence[Match]],
+    rules: tuple[Sequence[Match], Sequence[Match]],
     stored: Mapping[str, Stored],
     source: Origin,
 ) -> dict[str, PackedMatrix]:
     """Read each quantised matrix that the model can hold in 8 or 4 bits, by the name of the model's tensor.
 
-    ``found``: the result of ``_shared``. A matrix stored under two names is omitted, because its values have to be
+    ``rules``: the result of ``_shared``. A matrix stored under two names is omitted, because its values have to be
     compared. Raises ``UserError`` for weights that are not finite.
     """
-    first, tied = found
+    first, tied = rules
     twice = {id(places[match.ours]) for match in tied if any(name in stored for name in match.theirs)}
     packed = dict[str, PackedMatrix]()
     for match in first:
@@ -255,14 +255,14 @@ def _packed(
     return packed
 
 
-def _shared(model: nn.Module, found: Sequence[Match]) -> tuple[list[Match], list[Match]]:
+def _shared(model: nn.Module, rules: Sequence[Match]) -> tuple[list[Match], list[Match]]:
     """Return (first match of each tensor of ``model``, further matches of shared tensors, such as a tied head)."""
     tensors, seen = model.state_dict(keep_vars=True), set[int]()
-    first, others = list[Match](), list[Match]()
-    for match in found:
-        (others if id(tensors[match.ours]) in seen else first).append(match)
+    first, repeats = list[Match](), list[Match]()
+    for match in rules:
+        (repeats if id(tensors[match.ours]) in seen else first).append(match)
         seen.add(id(tensors[match.ours]))
-    return first, others
+    return first, repeats
 
 
 def _ignored(
@@ -272,16 +272,16 @@ def _ignored(
     reasons: Mapping[str, str],
     source: Origin,
 ) -> list[tuple[str, str]]:
-    wanted = {name for match in first for name in match.theirs}
-    again = {name for match in tied for name in match.theirs} - wanted
+    names = {name for match in first for name in match.theirs}
+    again = {name for match in tied for name in match.theirs} - names
     ignored, unexpected = list[tuple[str, str]](), list[str]()
-    for name in sorted(stored.keys() - wanted):
+    for name in sorted(stored.keys() - names):
         reason = "shared with another tensor, and equal to it" if name in again else reason_for(name, reasons)
         if reason is None:
             unexpected.append(name)
         else:
             ignored.append((name, reason))
-    missing = sorted(wanted - stored.keys())
+    missing = sorted(names - stored.keys())
     if missing:
         name = source.own(missing[0])
         raise UserError(
@@ -289,7 +289,7 @@ def _ignored(
             f"{_near(name, set(unexpected))}"
         )
     if unexpected:
-        expected = _near(unexpected[0], {source.own(name) for name in wanted})
+        expected = _near(unexpected[0], {source.own(name) for name in names})
         raise UserError(
             f"{source} has the tensor {unexpected[0]!r}{_more(unexpected)}, which its config does not use; {expected}"
         )
@@ -311,8 +311,8 @@ def _more(names: Sequence[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
-def _near(name: str, known: Mapping[str, Any] | set[str]) -> str:
-    clause = nearest(name, known)
+def _near(name: str, names: Mapping[str, Any] | set[str]) -> str:
+    clause = nearest(name, names)
     return clause if clause.startswith("did you mean") else "no known name is close to it"
 
 
@@ -320,8 +320,8 @@ def _check(match: Match, shape: torch.Size, stored: Mapping[str, Stored], source
     parts = match.way.outward(torch.empty(shape, device="meta"), match.cut)
     for name, part in zip(match.theirs, parts, strict=True):
         if stored[name].shape != tuple(part.shape):
-            given = f"{list(stored[name].shape)}, but its config requires {list(part.shape)}"
-            raise UserError(f"{source}: the tensor {source.own(name)!r} has the shape {given}")
+            shapes = f"{list(stored[name].shape)}, but its config requires {list(part.shape)}"
+            raise UserError(f"{source}: the tensor {source.own(name)!r} has the shape {shapes}")
 
 
 def _check_zeros(zeros: Mapping[str, str], stored: Mapping[str, Stored], source: Origin) -> None:
@@ -335,16 +335,16 @@ def _check_zeros(zeros: Mapping[str, str], stored: Mapping[str, Stored], source:
 
 def _check_tied(
     model: nn.Module,
-    found: tuple[Sequence[Match], Sequence[Match]],
+    rules: tuple[Sequence[Match], Sequence[Match]],
     stored: Mapping[str, Stored],
     dtype: torch.dtype | None,
     source: Origin,
 ) -> None:
     """Raise ``UserError`` if a file stores a shared tensor under two names with different values.
 
-    ``found``: the result of ``_shared``.
+    ``rules``: the result of ``_shared``.
     """
-    first, tied = found
+    first, tied = rules
     tensors = model.state_dict(keep_vars=True)
     for match in (match for match in tied if any(name in stored for name in match.theirs)):
         owner = next(other.theirs[0] for other in first if tensors[other.ours] is tensors[match.ours])
@@ -361,12 +361,12 @@ def _read(match: Match, shape: torch.Size, stored: Mapping[str, Stored], dtype: 
 
     The result is a view of the mapped file if the layout allows; otherwise each part is read directly into its place.
     """
-    own = stored[match.theirs[0]].dtype
-    wanted = dtype if dtype is not None and own.is_floating_point else own
-    found = _as_it_lies(match, shape, stored) if wanted == own else None
-    if found is not None:
-        return found
-    ours = torch.empty(shape, dtype=wanted)
+    stored_dtype = stored[match.theirs[0]].dtype
+    target = dtype if dtype is not None and stored_dtype.is_floating_point else stored_dtype
+    view = _as_it_lies(match, shape, stored) if target == stored_dtype else None
+    if view is not None:
+        return view
+    ours = torch.empty(shape, dtype=target)
     parts = match.way.outward(ours, match.cut)
     if any(part.untyped_storage().data_ptr() != ours.untyped_storage().data_ptr() for part in parts):
         return match.way.inward([_cast(stored[name].read(), dtype) for name in match.theirs], match.cut)

@@ -60,10 +60,10 @@ def covering(spec: Model, first: str = "") -> Covering | None:
 def _gives(family: Family, architecture: str, config: dict[str, Any], spec: Model) -> bool:
     """Return True if ``config`` converts back to the same model as ``spec``, so that no setting is lost."""
     try:
-        found = read_spec(family, architecture, Config(config))
+        read_back = read_spec(family, architecture, Config(config))
     except UserError:
         return False
-    return normal(sized_as(found, spec)) == normal(spec)
+    return normal(sized_as(read_back, spec)) == normal(spec)
 
 
 def save_published(
@@ -86,18 +86,18 @@ def save_published(
     folder, written back if files of this architecture may hold them. ``ends``: ids of all tokens that end a text.
     Raises ``UserError`` if no published family covers the model, or the folder cannot be written.
     """
-    found = covering(model.spec, family)
-    if found is None:
+    cover = covering(model.spec, family)
+    if cover is None:
         kinds = ", ".join(family.name for family in families())
         raise UserError(f"no published family covers this model, so no other library could open it; families: {kinds}")
     folder = Path(folder).expanduser()
-    fixed = {key: value for key, value in found.config.items() if key.endswith("_token_id") and value is not None}
-    config = {**found.config, **about(model, tokenizer, labels), **_start(model, tokenizer, begin), **fixed}
+    fixed = {key: value for key, value in cover.config.items() if key.endswith("_token_id") and value is not None}
+    config = {**cover.config, **about(model, tokenizer, labels), **_start(model, tokenizer, begin), **fixed}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = published_tensors(model, found.family, found.architecture)
-        copies = {name: tensors[source].clone() for name, source in found.family.copies(model.spec).items()}
-        write_tensors(folder / WEIGHTS, {**tensors, **copies, **_kept(kept or {}, found, model)})
+        tensors = published_tensors(model, cover.family, cover.architecture)
+        copies = {name: tensors[source].clone() for name, source in cover.family.copies(model.spec).items()}
+        write_tensors(folder / WEIGHTS, {**tensors, **copies, **_kept(kept or {}, cover, model)})
         write_json(folder / CONFIG, config)
         if model.spec.frontend.reads_tokens:
             ids = {key: value for key, value in config.items() if key.endswith("_token_id")}
@@ -109,13 +109,13 @@ def save_published(
             save_tokenizer(folder, tokenizer, model.spec)
     except OSError as error:
         raise UserError(f"the folder {folder} cannot be written: {error.strerror or error}") from None
-    return found
+    return cover
 
 
-def _kept(kept: Mapping[str, Tensor], found: Covering, model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of ``kept`` that files of this architecture may hold, in the model's dtype."""
-    reasons, dtype = found.family.kept(found.architecture), next(model.parameters()).dtype
-    return {name: tensor.to(dtype) for name, tensor in kept.items() if reason_for(name, reasons) is not None}
+def _kept(extra: Mapping[str, Tensor], cover: Covering, model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of ``extra`` that files of this architecture may hold, in the model's dtype."""
+    reasons, dtype = cover.family.kept(cover.architecture), next(model.parameters()).dtype
+    return {name: tensor.to(dtype) for name, tensor in extra.items() if reason_for(name, reasons) is not None}
 
 
 def published_tensors(
@@ -125,30 +125,30 @@ def published_tensors(
 
     Shared tensors appear once.
     """
-    tensors, found, seen = model.state_dict(keep_vars=True), dict[str, Tensor](), set[int]()
+    tensors, values, seen = model.state_dict(keep_vars=True), dict[str, Tensor](), set[int]()
     for match in matches(model, family.written(architecture)):
         tensor = tensors[match.ours]
         value = tensor.grad if gradients else tensor.detach()
         if id(tensor) not in seen and value is not None:
             seen.add(id(tensor))
-            found.update(zip(match.theirs, match.way.outward(value, match.cut), strict=True))
-    return join_rows(join_slices(found), family.divisions_of(model))
+            values.update(zip(match.theirs, match.way.outward(value, match.cut), strict=True))
+    return join_rows(join_slices(values), family.divisions_of(model))
 
 
 def about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str]) -> dict[str, Any]:
     """Return the config keys that are independent of the spec: dtype, ids of special tokens, class names."""
     first = next(model.parameters())
-    found: dict[str, Any] = {"torch_dtype": _NAMES.get(first.dtype, "float32")}
+    keys: dict[str, Any] = {"torch_dtype": _NAMES.get(first.dtype, "float32")}
     if tokenizer is not None:
-        found |= {
+        keys |= {
             f"{role}_token_id": tokenizer.specials[role] for role in ("bos", "eos", "pad") if role in tokenizer.specials
         }
     if labels:
-        found |= {
+        keys |= {
             "id2label": {str(i): label for i, label in enumerate(labels)},
             "label2id": {label: i for i, label in enumerate(labels)},
         }
-    return found
+    return keys
 
 
 def _start(model: Transformer, tokenizer: Tokenizer | None, begin: Sequence[int]) -> dict[str, int]:

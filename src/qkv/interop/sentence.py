@@ -56,8 +56,8 @@ class EmbeddingSettings:
         if name is None:
             return ""
         if name not in self.prompts:
-            known = nearest(name, self.prompts) if self.prompts else "it has none"
-            raise UserError(f"the model has no prompt {name!r}; {known}")
+            hint = nearest(name, self.prompts) if self.prompts else "it has none"
+            raise UserError(f"the model has no prompt {name!r}; {hint}")
         return self.prompts[name]
 
 
@@ -69,8 +69,8 @@ def read_sentence(folder: Path) -> EmbeddingSettings:
     modules = _modules(folder)
     kinds = [kind for kind, _ in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        known = "Transformer, Pooling, and after them Normalize or nothing"
-        raise UserError(f"{folder / MODULES} lists {', '.join(kinds) or 'nothing'}, but qkv supports only {known}")
+        expected = "Transformer, Pooling, and after them Normalize or nothing"
+        raise UserError(f"{folder / MODULES} lists {', '.join(kinds) or 'nothing'}, but qkv supports only {expected}")
     body, pooling = (path for _, path in modules[:2])
     poolings, pools_prompt = _poolings(pooling)
     max_length, lower_case = _reader(body)
@@ -173,8 +173,8 @@ def _poolings(folder: Path) -> tuple[tuple[str, ...], bool]:
     for size in ("word_embedding_dimension", "embedding_dimension"):
         config.has(size)
     if config.has("pooling_mode"):
-        said: Any = config.values["pooling_mode"]
-        names = tuple(said) if isinstance(said, list) else (said,)
+        value: Any = config.values["pooling_mode"]
+        names = tuple(value) if isinstance(value, list) else (value,)
         unknown = next((name for name in names if name not in POOLINGS.values()), None)
         if unknown is not None or not names:
             raise UserError(

@@ -34,11 +34,11 @@ def answer_as_published(model: Transformer, signal: Signal) -> Tensor:
 
     For series these are points (B, H, C) in the units of the values, or vectors (B, C, N, D).
     """
-    found, channels, head = model(signal)[0], channels_of(model.spec), cast("Any", model.head)
+    outputs, channels, head = model(signal)[0], channels_of(model.spec), cast("Any", model.head)
     if not of_series(model.spec.frontend):
-        return found
+        return outputs
     if model.spec.head.kind == VectorsHead.kind:
-        return found.unflatten(0, (-1, channels))
+        return outputs.unflatten(0, (-1, channels))
     frontend: Any = model.frontend
-    points = head.form.point(head.restored(found, *frontend.level(signal)))
+    points = head.form.point(head.restored(outputs, *frontend.level(signal)))
     return points[:, 0].unflatten(0, (-1, channels)).transpose(1, 2)

@@ -46,21 +46,23 @@ def where(model: Transformer, name: str, family: Family | None = None, architect
 
     Raises ``UserError`` that suggests the nearest name.
     """
-    own = model.state_dict(keep_vars=True)
+    tensors = model.state_dict(keep_vars=True)
     table = _table(model, family, architecture)
-    ours = name if name in own else next((match.ours for match in table.values() if name in match.theirs), None)
+    ours = name if name in tensors else next((match.ours for match in table.values() if name in match.theirs), None)
     bare = _table(model, family, architecture, bare=True)
     if ours is None:
         ours = next((match.ours for match in bare.values() if name in match.theirs), None)
     if ours is None:
-        known = {*own, *(theirs for match in table.values() for theirs in match.theirs)}
-        raise UserError(f"the model has no tensor named {name!r}, in qkv or in published files; {_near(name, known)}")
+        names = {*tensors, *(theirs for match in table.values() for theirs in match.theirs)}
+        raise UserError(f"the model has no tensor named {name!r}, in qkv or in published files; {_near(name, names)}")
     owner = _owner(model, ours)
     file, line = source_of(owner)
     match = table.get(ours)
     way = "" if match is None or isinstance(match.way, Plain) else type(match.way).__name__.lower()
     theirs = match.theirs if match else ()
-    return Place(ours, theirs, way, tuple(own[ours].shape), spec_path(model, ours), type(owner).__name__, file, line)
+    return Place(
+        ours, theirs, way, tuple(tensors[ours].shape), spec_path(model, ours), type(owner).__name__, file, line
+    )
 
 
 def everywhere(name: str) -> list[tuple[str, Place]]:
@@ -69,19 +71,19 @@ def everywhere(name: str) -> list[tuple[str, Place]]:
     Needs no checkpoint; sizes are examples. Raises ``UserError`` if no family has it.
     """
     layers = max((int(number) for number in re.findall(r"\d+", name)), default=0) + 1
-    found, known = list[tuple[str, Place]](), set[str]()
+    places, names = list[tuple[str, Place]](), set[str]()
     for family in families():
         for architecture in family.architectures:
             with contextlib.suppress(UserError):
                 model = sketch(family, architecture, layers)
-                known.update(
+                names.update(
                     theirs for match in _table(model, family, architecture).values() for theirs in match.theirs
                 )
-                found.append((family.name, where(model, name, family, architecture)))
+                places.append((family.name, where(model, name, family, architecture)))
                 break
-    if not found:
-        raise UserError(f"no published family has a tensor {name!r}; {_near(name, known)}")
-    return found
+    if not places:
+        raise UserError(f"no published family has a tensor {name!r}; {_near(name, names)}")
+    return places
 
 
 class _Sketch(Config):
@@ -122,8 +124,8 @@ def _table(model: Transformer, family: Family | None, architecture: str, bare: b
     return {match.ours: match for match in matches(model, without_prefix(family, rows) if bare else rows)}
 
 
-def _near(name: str, known: Iterable[str]) -> str:
-    clause = nearest(name, known)
+def _near(name: str, names: Iterable[str]) -> str:
+    clause = nearest(name, names)
     return clause if clause.startswith("did you mean") else "'qkv load' lists none that is close"
 
 

@@ -76,8 +76,8 @@ def said_by(folder: Path, config: Config) -> Said:
     file = folder / GENERATION
     if not is_gguf(folder) and file.is_file():
         return Said({key: value for key, value in read_json(file).items() if value is not None}, file)
-    known = {*USED, *WITHOUT, *WITHOUT_IN_SAMPLING, "max_length"}
-    return Said({key: value for key, value in config.values.items() if key in known}, Path(config.source))
+    keys = {*USED, *WITHOUT, *WITHOUT_IN_SAMPLING, "max_length"}
+    return Said({key: value for key, value in config.values.items() if key in keys}, Path(config.source))
 
 
 def going_on(folder: Path, tokenizer: Tokenizer | None, config: Config) -> Generation:
@@ -85,27 +85,27 @@ def going_on(folder: Path, tokenizer: Tokenizer | None, config: Config) -> Gener
 
     Warns of unsupported settings.
     """
-    said = said_by(folder, config)
-    found = said.config
-    draws, beams = found.flag("do_sample", False), found.integer("num_beams", 1)
-    _warn(said, draws, beams)
-    least = found.integer("min_new_tokens", 0)
+    source = said_by(folder, config)
+    values = source.config
+    draws, beams = values.flag("do_sample", False), values.integer("num_beams", 1)
+    _warn(source, draws, beams)
+    least = values.integer("min_new_tokens", 0)
     drawing = {
-        "temperature": found.number("temperature", 1.0),
-        "top_k": found.integer("top_k", _TOP_K) or None,
-        "top_p": found.number("top_p", 1.0) if found.has("top_p") else None,
-        "min_p": found.number("min_p", 0.0) if found.has("min_p") else None,
+        "temperature": values.number("temperature", 1.0),
+        "top_k": values.integer("top_k", _TOP_K) or None,
+        "top_p": values.number("top_p", 1.0) if values.has("top_p") else None,
+        "min_p": values.number("min_p", 0.0) if values.has("min_p") else None,
     }
-    settings: dict[str, Any] = {**(drawing if draws else {"temperature": 0.0}), **_forbidden(found)}
+    settings: dict[str, Any] = {**(drawing if draws else {"temperature": 0.0}), **_forbidden(values)}
     if beams > 1 and not draws:
-        settings |= _beams(found)
+        settings |= _beams(values)
     else:
-        settings["repetition_penalty"] = found.number("repetition_penalty", 1.0)
-    if found.has("max_new_tokens"):
-        settings["max_new_tokens"] = max(least, found.integer("max_new_tokens"))
+        settings["repetition_penalty"] = values.number("repetition_penalty", 1.0)
+    if values.has("max_new_tokens"):
+        settings["max_new_tokens"] = max(least, values.integer("max_new_tokens"))
     settings["min_tokens"] = least
-    ends = tuple(dict.fromkeys((*_ends(folder, found, config), *_own_end(tokenizer))))
-    return Generation.parse({**settings, "stop": _strings(found), "stop_token_ids": ends}, str(said.file))
+    ends = tuple(dict.fromkeys((*_ends(folder, values, config), *_own_end(tokenizer))))
+    return Generation.parse({**settings, "stop": _strings(values), "stop_token_ids": ends}, str(source.file))
 
 
 def answering(folder: Path, config: Config) -> Generation:
@@ -115,23 +115,23 @@ def answering(folder: Path, config: Config) -> Generation:
     ids, ``max_new_tokens`` and ``min_new_tokens`` all but the first. The limits that are returned count only the tokens
     after ``beginning``. Warns of unsupported settings.
     """
-    said = said_by(folder, config)
-    found = said.config
-    _warn(Said({key: value for key, value in said.values.items() if key != "min_length"}, said.file), False, 1)
+    source = said_by(folder, config)
+    values = source.config
+    _warn(Said({key: value for key, value in source.values.items() if key != "min_length"}, source.file), False, 1)
     first = len(beginning(folder, config))
-    longest = found.integer("max_new_tokens") + 1 if found.has("max_new_tokens") else found.integer("max_length", 0)
-    shortest = found.integer("min_new_tokens") + 1 if found.has("min_new_tokens") else found.integer("min_length", 0)
+    longest = values.integer("max_new_tokens") + 1 if values.has("max_new_tokens") else values.integer("max_length", 0)
+    shortest = values.integer("min_new_tokens") + 1 if values.has("min_new_tokens") else values.integer("min_length", 0)
     longest, shortest = longest - first, max(0, shortest - first)
     settings = {
         "temperature": 0.0,
-        **_forbidden(found),
-        **_beams(found),
-        "stop_token_ids": _ends(folder, found, config),
+        **_forbidden(values),
+        **_beams(values),
+        "stop_token_ids": _ends(folder, values, config),
         "min_tokens": shortest,
     }
     if longest > 0 or shortest:
         settings["max_new_tokens"] = max(longest, shortest)
-    return Generation.parse(settings, str(said.file))
+    return Generation.parse(settings, str(source.file))
 
 
 def beginning(folder: Path, config: Config) -> tuple[int, ...]:
@@ -139,11 +139,11 @@ def beginning(folder: Path, config: Config) -> tuple[int, ...]:
 
     These are its start token and a forced first token, if any.
     """
-    said = Config({**config.values, **said_by(folder, config).values}, str(folder / GENERATION))
-    first = "decoder_start_token_id" if said.has("decoder_start_token_id") else "bos_token_id"
-    old = said.flag("force_bos_token_to_be_generated", False) and not said.has("forced_bos_token_id")
+    values = Config({**config.values, **said_by(folder, config).values}, str(folder / GENERATION))
+    first = "decoder_start_token_id" if values.has("decoder_start_token_id") else "bos_token_id"
+    old = values.flag("force_bos_token_to_be_generated", False) and not values.has("forced_bos_token_id")
     second = "bos_token_id" if old else "forced_bos_token_id"
-    return tuple(said.integer(key) for key in (first, second) if said.has(key))
+    return tuple(values.integer(key) for key in (first, second) if values.has(key))
 
 
 def named_ends(folder: Path, config: Config) -> tuple[int, ...]:
@@ -153,69 +153,69 @@ def named_ends(folder: Path, config: Config) -> tuple[int, ...]:
 
 def unused_settings(folder: Path, config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, reason) of each setting in ``generation_config.json`` that is not used."""
-    said = said_by(folder, config)
-    if said.file.name != GENERATION:
+    source = said_by(folder, config)
+    if source.file.name != GENERATION:
         return
-    draws = said.values.get("do_sample") is True
+    draws = source.values.get("do_sample") is True
     used = {*USED, "min_length"} if config.values.get("is_encoder_decoder") else {*USED}
-    for key in sorted(said.values.keys() - used):
+    for key in sorted(source.values.keys() - used):
         if key in WITHOUT or key in WITHOUT_IN_SAMPLING:
-            yield key, "not supported by qkv" if _changes(said, key, draws) else "it changes nothing here"
+            yield key, "not supported by qkv" if _changes(source, key, draws) else "it changes nothing here"
         elif key == "max_length":
             yield key, "limits prompt and text together; qkv limits new tokens: max_new_tokens"
         else:
             yield key, "it changes no text"
 
 
-def _changes(said: Said, key: str, draws: bool) -> bool:
+def _changes(source: Said, key: str, draws: bool) -> bool:
     """Return True if an unsupported setting changes texts."""
     neutral = WITHOUT[key] if key in WITHOUT else WITHOUT_IN_SAMPLING[key]
-    return (key in WITHOUT or draws) and said.values[key] not in neutral and said.values[key] not in ([], {})
+    return (key in WITHOUT or draws) and source.values[key] not in neutral and source.values[key] not in ([], {})
 
 
-def _warn(said: Said, draws: bool, beams: int) -> None:
+def _warn(source: Said, draws: bool, beams: int) -> None:
     """Warn of the unsupported settings that change texts."""
-    named = [key for key in (*WITHOUT, *WITHOUT_IN_SAMPLING) if key in said.values and _changes(said, key, draws)]
+    named = [key for key in (*WITHOUT, *WITHOUT_IN_SAMPLING) if key in source.values and _changes(source, key, draws)]
     if draws and beams > 1:
         named.append("num_beams with do_sample")
-    if said.values.get("early_stopping") == "never":
+    if source.values.get("early_stopping") == "never":
         named.append('early_stopping "never"')
     for name in named:
-        warnings.warn(f"{said.file}: qkv does not support {name}, so texts are generated without it", stacklevel=2)
+        warnings.warn(f"{source.file}: qkv does not support {name}, so texts are generated without it", stacklevel=2)
 
 
-def _beams(found: Config) -> dict[str, Any]:
+def _beams(config: Config) -> dict[str, Any]:
     """Read the settings of beam search."""
     return {
-        "num_beams": found.integer("num_beams", 1),
-        "length_penalty": found.number("length_penalty", 1.0),
-        "early_stopping": found.values.get("early_stopping") is True,
+        "num_beams": config.integer("num_beams", 1),
+        "length_penalty": config.number("length_penalty", 1.0),
+        "early_stopping": config.values.get("early_stopping") is True,
     }
 
 
-def _forbidden(found: Config) -> dict[str, Any]:
+def _forbidden(config: Config) -> dict[str, Any]:
     """Read the settings that forbid tokens."""
     lists = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
     return {
-        **{name: tuple(found.items(name)) for name in lists},
-        "no_repeat_ngram_size": found.integer("no_repeat_ngram_size", 0),
+        **{name: tuple(config.items(name)) for name in lists},
+        "no_repeat_ngram_size": config.integer("no_repeat_ngram_size", 0),
     }
 
 
-def _strings(found: Config) -> tuple[str, ...]:
-    given = found.values.get("stop_strings", ())
-    return (given,) if isinstance(given, str) else tuple(given)
+def _strings(config: Config) -> tuple[str, ...]:
+    value = config.values.get("stop_strings", ())
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
-def _ends(folder: Path, found: Config, config: Config) -> tuple[int, ...]:
+def _ends(folder: Path, settings: Config, config: Config) -> tuple[int, ...]:
     """Read the ids of the end tokens from ``eos_token_id`` or a GGUF file. Raises ``UserError``."""
     if is_gguf(folder):
         return ends_of(folder)
-    named = found.values.get("eos_token_id", config.values.get("eos_token_id"))
+    named = settings.values.get("eos_token_id", config.values.get("eos_token_id"))
     listed = named if isinstance(named, list) else [] if named is None else [named]
     wrong = next((index for index in listed if type(index) is not int), None)
     if wrong is not None:
-        raise UserError(f"{found.source}: eos_token_id holds {wrong!r}; allowed: an id, or a list of ids")
+        raise UserError(f"{settings.source}: eos_token_id holds {wrong!r}; allowed: an id, or a list of ids")
     return tuple(index for index in listed if index >= 0)
 
 

@@ -79,8 +79,8 @@ class Merged:
     def read(self) -> Tensor:
         """Read the tensors and merge them, in fp32 or wider."""
         w, a, b = self.base.read(), self.pair.a.read(), self.pair.b.read()
-        found = merged_weight(w.t() if self.transposed else w, a, b, self.pair.scale)
-        return found.t().contiguous() if self.transposed else found
+        merged = merged_weight(w.t() if self.transposed else w, a, b, self.pair.scale)
+        return merged.t().contiguous() if self.transposed else merged
 
     def read_into(self, out: Tensor) -> None:
         """Merge into ``out``, which has the shape of the tensor."""
@@ -111,7 +111,7 @@ def read_adapter(folder: Path, family: Family, architecture: str) -> StoredAdapt
     """
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise UserError(f"{folder} holds an {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}")
-    stored, known = entries(folder / ADAPTER_WEIGHTS, True), _Names(family, architecture)
+    stored, names = entries(folder / ADAPTER_WEIGHTS, True), _Names(family, architecture)
     loose = {_plain(name): entry for name, entry in stored.items()}
     config, pairs, whole = _config(folder), dict[str, Pair](), dict[str, Entry]()
     scale = _Scale(config)
@@ -119,19 +119,19 @@ def read_adapter(folder: Path, family: Family, architecture: str) -> StoredAdapt
         path, _, leaf = name.rpartition(".lora_")
         if leaf == "A.weight" and f"{path}.lora_B.weight" in loose:
             b = loose[f"{path}.lora_B.weight"]
-            pairs[known.full(f"{path}.weight", folder)] = Pair(entry, b, scale.of(path, entry, b))
+            pairs[names.full(f"{path}.weight", folder)] = Pair(entry, b, scale.of(path, entry, b))
         elif not (leaf == "B.weight" and f"{path}.lora_A.weight" in loose):
             if path or "trainable_tokens" in name or "token_adapter" in name:
                 raise UserError(
                     f"{folder / ADAPTER_WEIGHTS}: {name!r} is neither a low-rank matrix of a linear layer "
                     "nor a tensor saved in full; qkv supports no others"
                 )
-            whole[known.full(name, folder)] = entry
+            whole[names.full(name, folder)] = entry
     modules = [str(module) for module in config.items("modules_to_save")]
-    own = {name for name in whole if any(f".{module}." in f".{name}" for module in modules)}
+    full_names = {name for name in whole if any(f".{module}." in f".{name}" for module in modules)}
     transposed = config.flag("fan_in_fan_out", False)
     scale.finish()
-    return StoredAdapter(folder, pairs, whole, frozenset(own), transposed)
+    return StoredAdapter(folder, pairs, whole, frozenset(full_names), transposed)
 
 
 def adapted_values(
@@ -142,20 +142,20 @@ def adapted_values(
     It can change the architecture, the number of classes and of token embeddings, and whether the head is tied to the
     embeddings.
     """
-    found = {**values, "architectures": [architecture]}
+    config = {**values, "architectures": [architecture]}
     rows = [row for row in family.architectures[architecture].names if row.ours.startswith("head.output")]
     outputs = [fill_indices(name, {"leaf": "weight"}) for row in rows for name in row.published]
     sizes = {adapter.whole[name].shape[0] for name in outputs if name in adapter.whole}
     if len(sizes) == 1 and not architecture.endswith(_TASKS["QUESTION_ANS"]):
         count = sizes.pop()
-        if len(found.get("id2label") or ()) != count:
-            found = {**found, "num_labels": count, "id2label": None, "label2id": None, "problem_type": None}
+        if len(config.get("id2label") or ()) != count:
+            config = {**config, "num_labels": count, "id2label": None, "label2id": None, "problem_type": None}
     table, head = _table(family), _head(family, architecture)
     if table in adapter.whole and adapter.whole[table].shape[:1] != (values.get("vocab_size"),):
-        found["vocab_size"] = adapter.whole[table].shape[0]
+        config["vocab_size"] = adapter.whole[table].shape[0]
     if head is not None and head != table and {table, head} & adapter.modules:
-        found["tie_word_embeddings"] = False
-    return found
+        config["tie_word_embeddings"] = False
+    return config
 
 
 def adapted_tensors(
@@ -166,28 +166,28 @@ def adapted_tensors(
     ``architectures``: of the base model and of the adapted model; head tensors that the adapted model lacks are
     omitted. Raises ``UserError`` if the adapter belongs to another model.
     """
-    found, before, after = named_as_now(family, base), *architectures
-    bare = not any(name.startswith(family.prefix) for name in found)
+    tensors, before, after = named_as_now(family, base), *architectures
+    bare = not any(name.startswith(family.prefix) for name in tensors)
     if before != after:
         old, new = _Names(family, before, head_only=True), _Names(family, after)
-        found = {name: tensor for name, tensor in found.items() if new.knows(name) or not old.knows(name)}
+        tensors = {name: tensor for name, tensor in tensors.items() if new.knows(name) or not old.knows(name)}
     table, head = _table(family), _head(family, after)
     for name, other in ((table, head), (head, table)):
         here = name and _here(name, family, bare)
         if here and name in adapter.modules and other is not None and other not in adapter.modules:
             there = _here(other, family, bare)
-            found.setdefault(there, found.get(here) or found[there])
+            tensors.setdefault(there, tensors.get(here) or tensors[there])
     for name, entry in adapter.whole.items():
-        found[_here(name, family, bare)] = entry
+        tensors[_here(name, family, bare)] = entry
     for name, pair in adapter.pairs.items():
         here = _here(name, family, bare)
-        if here not in found:
+        if here not in tensors:
             raise UserError(
                 f"the adapter in {adapter.folder} changes {name!r}, which its base model does not have; "
-                f"{nearest(name, found)}"
+                f"{nearest(name, tensors)}"
             )
-        found[here] = Merged(found[here], pair, _is_transposed(found[here], pair, adapter, name))
-    return found
+        tensors[here] = Merged(tensors[here], pair, _is_transposed(tensors[here], pair, adapter, name))
+    return tensors
 
 
 def _is_transposed(base: Stored, pair: Pair, adapter: StoredAdapter, name: str) -> bool:
@@ -224,11 +224,11 @@ class _Names:
     """Published names of the tensors of an architecture."""
 
     def __init__(self, family: Family, architecture: str, head_only: bool = False):
-        said = family.architectures[architecture]
-        rows = said.names if head_only else family.rows(architecture)
+        entry = family.architectures[architecture]
+        rows = entry.names if head_only else family.rows(architecture)
         theirs = [name for row in rows for name in row.published]
         if head_only:
-            theirs += [*said.ignored, *said.kept]
+            theirs += [*entry.ignored, *entry.kept]
         self.family, self.patterns = family, [re.compile(expression(name)) for name in theirs]
 
     def knows(self, name: str) -> bool:
@@ -247,8 +247,8 @@ class _Names:
 
 def _plain(name: str) -> str:
     """Return a tensor name of the adapted model without the parts that PEFT's wrappers add."""
-    found = name.removeprefix(_PREFIX).replace(".base_layer.", ".").replace(".modules_to_save.", ".")
-    return re.sub(r"(\.lora_[AB])\.default\.", r"\1.", found).replace(".default.", ".")
+    path = name.removeprefix(_PREFIX).replace(".base_layer.", ".").replace(".modules_to_save.", ".")
+    return re.sub(r"(\.lora_[AB])\.default\.", r"\1.", path).replace(".default.", ".")
 
 
 class _Scale:

@@ -60,18 +60,18 @@ def save_adapter(
     base model, or None if unavailable, in which case all token tables are written. Raises ``UserError`` for a model
     without adapters, for linear layers that a family does not store by rows, and for a folder that cannot be written.
     """
-    found, folder = adapter(model, training, base, before), Path(folder).expanduser()
+    contents, folder = adapter(model, training, base, before), Path(folder).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f".{WEIGHTS}.partial"
         save_file(
-            {name: tensor.contiguous().cpu() for name, tensor in found.tensors.items()}, partial, {"format": "pt"}
+            {name: tensor.contiguous().cpu() for name, tensor in contents.tensors.items()}, partial, {"format": "pt"}
         )
         partial.replace(folder / WEIGHTS)
-        write_file(folder / CONFIG, (json.dumps(found.config, indent=2) + "\n").encode())
+        write_file(folder / CONFIG, (json.dumps(contents.config, indent=2) + "\n").encode())
     except OSError as error:
         raise UserError(f"the folder {folder} cannot be written: {error.strerror or error}") from None
-    return found
+    return contents
 
 
 def adapter(model: Transformer, training: Training, base: str | None = None, before: Model | None = None) -> Adapter:
@@ -88,10 +88,10 @@ def adapter(model: Transformer, training: Training, base: str | None = None, bef
     tensors: dict[str, Tensor] = {}
     paths: list[str] = []
     for path, module in maps.items():
-        found = _of_map(module, names[f"{path}.weight"])
-        paths += found
+        pairs = _of_map(module, names[f"{path}.weight"])
+        paths += pairs
         tensors |= {
-            f"{_PREFIX}{name}.{leaf}.weight": tensor for name, pair in found.items() for leaf, tensor in pair.items()
+            f"{_PREFIX}{name}.{leaf}.weight": tensor for name, pair in pairs.items() for leaf, tensor in pair.items()
         }
     whole = _learned_whole(model, training, names)
     tensors |= {f"{_PREFIX}{name}": tensor for name, tensor in whole.items()}
@@ -111,12 +111,12 @@ def _names(model: Transformer) -> dict[str, Match]:
     Without a family, both names are equal.
     """
     plain = {name: name for name in model.state_dict() if not name.endswith((".lora_a", ".lora_b"))}
-    found = covering(model.spec)
-    if found is None:
+    cover = covering(model.spec)
+    if cover is None:
         return {name: Match(name, (name,), PLAIN, Cut((), 1)) for name in plain}
     with torch.device("meta"):
         bare = Transformer(model.spec)
-    return {match.ours: match for match in matches(bare, found.family.written(found.architecture))}
+    return {match.ours: match for match in matches(bare, cover.family.written(cover.architecture))}
 
 
 def _of_map(module: LowRank, match: Match) -> dict[str, dict[str, Tensor]]:
@@ -146,10 +146,10 @@ def _learned_whole(model: Transformer, training: Training, names: Mapping[str, M
         learner = Transformer(model.spec)
     adapt(learner, training)
     learned = [name for name, p in learner.named_parameters() if p.requires_grad and name in names]
-    tensors, found = model.state_dict(), dict[str, Tensor]()
+    tensors, result = model.state_dict(), dict[str, Tensor]()
     for match in (names[name] for name in learned):
-        found.update(zip(match.theirs, match.way.outward(tensors[match.ours], match.cut), strict=True))
-    return {name: tensor.clone() for name, tensor in found.items()}
+        result.update(zip(match.theirs, match.way.outward(tensors[match.ours], match.cut), strict=True))
+    return {name: tensor.clone() for name, tensor in result.items()}
 
 
 def _other_tables(
@@ -162,7 +162,7 @@ def _other_tables(
     Raises ``UserError`` if another tensor, such as a position table, has another shape in the base model.
     """
     tensors, there = model.state_dict(keep_vars=True), _shapes(before)
-    found, seen = dict[str, Tensor](), set[int]()
+    tables, seen = dict[str, Tensor](), set[int]()
     for ours, match in names.items():
         tensor = tensors.get(ours)
         if (
@@ -174,14 +174,14 @@ def _other_tables(
             continue
         if ours in _TOKENS:
             seen.add(id(tensor))
-            found.update(zip(match.theirs, match.way.outward(tensor.detach(), match.cut), strict=True))
+            tables.update(zip(match.theirs, match.way.outward(tensor.detach(), match.cut), strict=True))
         elif ours in there:
             shapes = f"{list(tensor.shape)} but {list(there[ours])} in the base model"
             raise UserError(
                 f"{ours} has the shape {shapes}, which a PEFT adapter cannot express; "
                 "export the whole model, without --format peft"
             )
-    return {name: tensor.clone() for name, tensor in found.items()}
+    return {name: tensor.clone() for name, tensor in tables.items()}
 
 
 def _shapes(spec: Model | None) -> dict[str, torch.Size]:

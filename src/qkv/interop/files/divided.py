@@ -50,11 +50,11 @@ def divide_rows(stored: Mapping[str, Stored], several: Sequence[RowDivision]) ->
 
     A tensor whose number of rows is not a multiple of the rows per group is not divided.
     """
-    found = dict[str, Stored]()
+    tensors = dict[str, Stored]()
     for name, tensor in stored.items():
         division = division_of(name, several)
         if division is None or not tensor.shape or tensor.shape[0] % sum(division.sizes.values()):
-            found[name] = tensor
+            tensors[name] = tensor
         else:
-            found |= {f"{name}[{piece}]": StoredRows(tensor, division, piece) for piece in division.sizes}
-    return found
+            tensors |= {f"{name}[{piece}]": StoredRows(tensor, division, piece) for piece in division.sizes}
+    return tensors

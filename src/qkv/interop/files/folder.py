@@ -106,17 +106,17 @@ def stored_tensors(folder: Path, pickles: bool = False, copy: bool = True) -> di
 
 def _of_shards(folder: Path, index: str, copy: bool) -> dict[str, Stored]:
     listed = _listed(folder, index)
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     for file in sorted(set(listed.values())):
-        held: Mapping[str, Entry] = entries(file, copy)
-        missing = next((name for name, where in listed.items() if where == file and name not in held), None)
+        shard: Mapping[str, Entry] = entries(file, copy)
+        missing = next((name for name, where in listed.items() if where == file and name not in shard), None)
         if missing:
             raise UserError(f"{folder / index} says that {missing!r} is in {file.name}, but it is not there")
-        twice = next((name for name in held if name in found), None)
+        twice = next((name for name in shard if name in tensors), None)
         if twice:
             raise UserError(f"{folder}: the tensor {twice!r} is in more than one shard")
-        found.update(held)
-    return found
+        tensors.update(shard)
+    return tensors
 
 
 def _listed(folder: Path, index: str) -> dict[str, Path]:
@@ -137,15 +137,15 @@ def _listed(folder: Path, index: str) -> dict[str, Path]:
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
     try:
-        found = torch.load(file, map_location="cpu", weights_only=True, mmap=False)
+        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=False)
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
         raise UserError(f"{file} contains more than tensors: {str(error).splitlines()[0]}") from None
-    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise UserError(f"{file} does not contain a mapping from names to tensors")
-    odd = next((name for name, tensor in found.items() if not _is_whole(tensor)), None)
+    odd = next((name for name, tensor in tensors.items() if not _is_whole(tensor)), None)
     if odd:
         raise UserError(f"{file}: {odd!r} has more elements than the file stores for it")
-    return found
+    return tensors
 
 
 def _is_whole(tensor: Tensor) -> bool:

@@ -28,7 +28,7 @@ def fetch(name: str, revision: str | None = None, pickles: bool = False) -> Path
 
     of = f" at revision {revision!r}" if revision else ""
     try:
-        found = snapshot_download(name, revision=revision, allow_patterns=[*WANTED, *(PICKLED if pickles else ())])
+        snapshot = snapshot_download(name, revision=revision, allow_patterns=[*WANTED, *(PICKLED if pickles else ())])
     except RevisionNotFoundError:
         raise UserError(f"the published model {name!r} has no revision {revision!r}") from None
     except (RepositoryNotFoundError, HFValidationError):
@@ -41,7 +41,7 @@ def fetch(name: str, revision: str | None = None, pickles: bool = False) -> Path
         ) from None
     except (HfHubHTTPError, OSError) as error:
         raise UserError(f"the published model {name!r}{of} cannot be loaded: {str(error).splitlines()[0]}") from None
-    folder = Path(found)
+    folder = Path(snapshot)
     if not is_published(folder):
         raise UserError(f"the published model {name!r}{of} has no {CONFIG}, so its architecture is unknown")
     return folder

@@ -101,10 +101,10 @@ class MappedFile:
         return torch.frombuffer(region, dtype=dtype, count=math.prod(shape), offset=before).view(tuple(shape))
 
     def _last_bytes(self, piece: tuple[int, int], count: int) -> bytes:
-        found = os.pread(self.handle, count, sum(piece) - count)
-        if len(found) < count:
+        data = os.pread(self.handle, count, sum(piece) - count)
+        if len(data) < count:
             raise self._cut_short()
-        return found
+        return data
 
     def _cut_short(self) -> UserError:
         return UserError(f"{self.path} was truncated while it was read")
@@ -128,8 +128,8 @@ class MappedFile:
         return self._stamp() != self._as_mapped
 
     def _stamp(self) -> tuple[int, int, int, int]:
-        found = os.fstat(self.handle)
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        stat = os.fstat(self.handle)
+        return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _map_at(address: int, length: int, handle: int, begin: int) -> bool:

@@ -32,8 +32,8 @@ def gguf_files(folder: Path) -> list[Path]:
 
     Files of image encoders (mmproj) are omitted.
     """
-    others = (WEIGHTS, INDEX, PICKLE, PICKLE_INDEX, ADAPTER_CONFIG, "spec.yaml")
-    if not folder.is_dir() or any((folder / name).is_file() for name in others):
+    weight_files = (WEIGHTS, INDEX, PICKLE, PICKLE_INDEX, ADAPTER_CONFIG, "spec.yaml")
+    if not folder.is_dir() or any((folder / name).is_file() for name in weight_files):
         return []
     return [file for file in sorted(folder.glob(f"*{SUFFIX}")) if is_gguf(file) and "mmproj" not in file.name]
 

@@ -47,11 +47,11 @@ class Slice(NamedTuple):
 def with_slices(stored: Mapping[str, Stored], names: Iterable[str]) -> dict[str, Stored]:
     """Replace each tensor that ``names`` contain slices of by all of its slices, named ``name[0]`` and so on."""
     sliced = {whole for name in names for whole, index in (split_slice(name),) if index is not None}
-    found = {name: tensor for name, tensor in stored.items() if name not in sliced}
+    tensors = {name: tensor for name, tensor in stored.items() if name not in sliced}
     for name in sliced & stored.keys():
         whole = stored[name]
-        found |= {f"{name}[{i}]": _slice(whole, i) for i in range(whole.shape[0] if whole.shape else 0)}
-    return found
+        tensors |= {f"{name}[{i}]": _slice(whole, i) for i in range(whole.shape[0] if whole.shape else 0)}
+    return tensors
 
 
 def _slice(whole: Stored, index: int) -> Stored:
@@ -63,11 +63,11 @@ def _slice(whole: Stored, index: int) -> Stored:
 
 def join_slices(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Stack the slices of each published tensor to the whole tensor; other tensors are unchanged."""
-    found, slices = dict[str, Tensor](), dict[str, dict[int, Tensor]]()
+    joined, slices = dict[str, Tensor](), dict[str, dict[int, Tensor]]()
     for name, tensor in tensors.items():
         whole, index = split_slice(name)
         if index is None:
-            found[name] = tensor
+            joined[name] = tensor
         else:
             slices.setdefault(whole, {})[index] = tensor
-    return found | {whole: torch.stack([parts[i] for i in range(len(parts))]) for whole, parts in slices.items()}
+    return joined | {whole: torch.stack([parts[i] for i in range(len(parts))]) for whole, parts in slices.items()}

@@ -32,18 +32,18 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 
 def metadata_of(layout: GGUFLayout, config: Values) -> dict[str, Any]:
     """Build the metadata, with full keys, of a model whose ``config.json`` has the values ``config``."""
-    found: dict[str, Any] = {ARCHITECTURE: layout.name, f"{layout.name}.vocab_size": config["vocab_size"]}
+    metadata: dict[str, Any] = {ARCHITECTURE: layout.name, f"{layout.name}.vocab_size": config["vocab_size"]}
     for key in layout.keys:
         value = config.get(key.config)
         if value is not None:
-            found[f"{layout.name}.{key.name}"] = key.kind(value)
-    found |= {f"{layout.name}.{name}": derive(config) for name, derive in layout.derived.items()}
+            metadata[f"{layout.name}.{key.name}"] = key.kind(value)
+    metadata |= {f"{layout.name}.{name}": derive(config) for name, derive in layout.derived.items()}
     if layout.turned:
         head = config["hidden_size"] // config["num_attention_heads"]
-        found[f"{layout.name}.rope.dimension_count"] = int(config[layout.turned] * head)
+        metadata[f"{layout.name}.rope.dimension_count"] = int(config[layout.turned] * head)
     if layout.windows:
-        found |= _windows(layout, config)
-    return found | {f"{layout.name}.rope.scaling.{key}": value for key, value in _scaling(config).items()}
+        metadata |= _windows(layout, config)
+    return metadata | {f"{layout.name}.rope.scaling.{key}": value for key, value in _scaling(config).items()}
 
 
 def _windows(layout: GGUFLayout, config: Values) -> dict[str, Any]:
@@ -65,8 +65,8 @@ def _scaling(config: Values) -> dict[str, Any]:
     table = config.get("rope_scaling") or {}
     if table.get("rope_type") not in _SCALING:
         return {}
-    found = {"type": table["rope_type"], "factor": float(table["factor"])}
-    return found | {name: kind(table[key]) for name, (key, kind) in _YARN.items() if key in table}
+    keys = {"type": table["rope_type"], "factor": float(table["factor"])}
+    return keys | {name: kind(table[key]) for name, (key, kind) in _YARN.items() if key in table}
 
 
 def factors_of(config: Values) -> np.ndarray | None:
@@ -94,28 +94,28 @@ def values_of(header: Header, factors: np.ndarray | None = None, family: Family 
     """
     family = family or _family(header)
     layout = layout_of(family)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key in layout.keys:
         value = _value(header, layout, key)
-        if value is not None and found.setdefault(key.config, value) != value:
+        if value is not None and values.setdefault(key.config, value) != value:
             raise UserError(
-                f"{header.file}: {layout.name}.{key.name} is {value}, but qkv supports only {found[key.config]} here, "
+                f"{header.file}: {layout.name}.{key.name} is {value}, but qkv supports only {values[key.config]} here, "
                 f"the value of another key for {key.config}"
             )
-    layers = found[next(key.config for key in layout.keys if key.name == "block_count")]
+    layers = values[next(key.config for key in layout.keys if key.name == "block_count")]
     if layers > len(header.tensors):
         count = f"{layout.name}.block_count is {layers:,}"
         raise UserError(f"{header.file}: {count}, but the file has only {len(header.tensors):,} tensors")
     if TABLE not in header.tensors:
         raise UserError(f"{header.file} lacks the tensor {TABLE!r}, the token table")
-    found["vocab_size"] = header.tensors[TABLE].shape[0]
-    found["tie_word_embeddings"] = OUTPUT not in header.tensors
-    found |= {key: tensor in header.tensors for key, tensor in layout.flags.items()}
-    if "num_attention_heads" in found and any(key.config == "num_key_value_heads" for key in layout.keys):
-        found.setdefault("num_key_value_heads", found["num_attention_heads"])
-    found |= _rope(header, layout, found, factors) | _layer_types(header, layout, found)
-    found |= {key: value(found) if callable(value) else value for key, value in layout.built_in.items()}
-    return {"model_type": family.model_types[0], "architectures": [layout.architecture], **found}
+    values["vocab_size"] = header.tensors[TABLE].shape[0]
+    values["tie_word_embeddings"] = OUTPUT not in header.tensors
+    values |= {key: tensor in header.tensors for key, tensor in layout.flags.items()}
+    if "num_attention_heads" in values and any(key.config == "num_key_value_heads" for key in layout.keys):
+        values.setdefault("num_key_value_heads", values["num_attention_heads"])
+    values |= _rope(header, layout, values, factors) | _layer_types(header, layout, values)
+    values |= {key: value(values) if callable(value) else value for key, value in layout.built_in.items()}
+    return {"model_type": family.model_types[0], "architectures": [layout.architecture], **values}
 
 
 def layout_of(family: Family) -> GGUFLayout:
@@ -134,12 +134,12 @@ def _family(header: Header) -> Family:
     name = header.values.get(ARCHITECTURE)
     if not isinstance(name, str):
         raise UserError(f"{header.file} lacks the key {ARCHITECTURE!r}")
-    known = {family.gguf.name: family for family in reversed(families()) if family.gguf}
-    if name not in known:
+    layouts = {family.gguf.name: family for family in reversed(families()) if family.gguf}
+    if name not in layouts:
         raise UserError(
-            f"{header.file}: the architecture is {quoted(name)}, which qkv does not support; {nearest(name, known)}"
+            f"{header.file}: the architecture is {quoted(name)}, which qkv does not support; {nearest(name, layouts)}"
         )
-    return known[name]
+    return layouts[name]
 
 
 def _value(header: Header, layout: GGUFLayout, key: MetadataKey) -> Any:
@@ -172,29 +172,29 @@ def _rope(header: Header, layout: GGUFLayout, values: Values, factors: np.ndarra
     """Return the config keys of RoPE: rotated fraction of a head, scaling and its factors."""
     if not layout.base:
         return {}
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     if layout.turned:
         turned = _value(header, layout, MetadataKey("rope.dimension_count", layout.turned))
-        found[layout.turned] = turned / (values["hidden_size"] // values["num_attention_heads"])
+        keys[layout.turned] = turned / (values["hidden_size"] // values["num_attention_heads"])
     kind = header.values.get(f"{layout.name}.rope.scaling.type", "none")
     if kind in _SCALING:
-        found["rope_scaling"] = {"rope_type": kind, **_scaling_table(header, layout, kind)}
+        keys["rope_scaling"] = {"rope_type": kind, **_scaling_table(header, layout, kind)}
     elif kind != "none":
         raise UserError(
             f"{header.file}: {layout.name}.rope.scaling.type is {quoted(kind)}, but qkv supports only "
             f"{', '.join(_SCALING)} here"
         )
     elif factors is not None:
-        found["rope_scaling"] = _llama3(header, {**values, **found}, factors)
-    return found
+        keys["rope_scaling"] = _llama3(header, {**values, **keys}, factors)
+    return keys
 
 
 def _scaling_table(header: Header, layout: GGUFLayout, kind: str) -> dict[str, Any]:
     rows = _YARN if kind == "yarn" else {}
     keys = [MetadataKey("rope.scaling.factor", "factor", float)]
     keys += [MetadataKey(f"rope.scaling.{name}", ours, type_of, needed=False) for name, (ours, type_of) in rows.items()]
-    given = {key.config: _value(header, layout, key) for key in keys}
-    return {key: value for key, value in given.items() if value is not None}
+    table = {key.config: _value(header, layout, key) for key in keys}
+    return {key: value for key, value in table.items() if value is not None}
 
 
 def _llama3(header: Header, values: Values, factors: np.ndarray) -> dict[str, Any]:
@@ -222,13 +222,13 @@ def _layer_types(header: Header, layout: GGUFLayout, values: Values) -> dict[str
     if not layout.windows:
         return {}
     layers = range(values["num_hidden_layers"])
-    said = header.values.get(f"{layout.name}.attention.sliding_window_pattern", layout.windows)
+    pattern = header.values.get(f"{layout.name}.attention.sliding_window_pattern", layout.windows)
     if layout.name == "gemma3" and not values.get("sliding_window"):
-        said = 1
-    if isinstance(said, list):
-        sliding = [bool(each) for each in said[: len(layers)]]
+        pattern = 1
+    if isinstance(pattern, list):
+        sliding = [bool(each) for each in pattern[: len(layers)]]
     else:
-        sliding = [said == 0 or i % said < said - 1 for i in layers]
+        sliding = [pattern == 0 or i % pattern < pattern - 1 for i in layers]
     kinds = ["sliding_attention" if each else "full_attention" for each in sliding]
     return {"layer_types": kinds} | ({} if any(sliding) else {"sliding_window": None})
 
@@ -257,8 +257,8 @@ def _settings(values: Values) -> dict[str, Any]:
     """Convert config values to a spec and back, so that they can be compared; training settings are omitted."""
     family, architecture = choose(Config(values))
     spec: Model = read_spec(family, architecture, Config(values, "the metadata"))
-    found = {**(family.config(spec) or {}), **(family.architectures[architecture].config(spec.head) or {})}
-    return {key: value for key, value in found.items() if not _of_training(key)}
+    keys = {**(family.config(spec) or {}), **(family.architectures[architecture].config(spec.head) or {})}
+    return {key: value for key, value in keys.items() if not _of_training(key)}
 
 
 def _of_training(key: str) -> bool:
@@ -270,15 +270,15 @@ def names_of(family: Family, layers: int) -> dict[str, str]:
     gguf, layout = library(), layout_of(family)
     number = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == layout.name)
     table = gguf.get_tensor_name_map(number, layers)
-    found = dict[str, str]()
+    names = dict[str, str]()
     for pattern in (name for row in family.rows(layout.architecture) for name in row.published):
         for name in _filled(pattern, layers):
             spelled = (name, name.removeprefix(family.prefix))
             stored = (table.get_name(each, try_suffixes=(".weight", ".bias")) for each in spelled)
-            known = next((each for each in stored if each is not None), None)
-            if known is not None:
-                found[name] = known
-    return found
+            target = next((each for each in stored if each is not None), None)
+            if target is not None:
+                names[name] = target
+    return names
 
 
 def _filled(pattern: str, layers: int) -> Iterator[str]:

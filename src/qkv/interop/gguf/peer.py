@@ -74,12 +74,12 @@ class LlamaCpp:
         for begin in range(0, len(prompts), at_once):
             some = range(begin, min(len(prompts), begin + at_once))
             last += self._best([BatchToken(prompts[k][i], i, k, i == length - 1) for k in some for i in range(length)])
-        found = [[token] for token in last]
+        texts = [[token] for token in last]
         for step in range(1, new):
             last = self._best([BatchToken(token, length + step - 1, k, True) for k, token in enumerate(last)])
-            for tokens, token in zip(found, last, strict=True):
+            for tokens, token in zip(texts, last, strict=True):
                 tokens.append(token)
-        return found
+        return texts
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """Compute logits (N, V) after each of the N ``ids``, at most 2,048."""

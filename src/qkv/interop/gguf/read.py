@@ -52,12 +52,12 @@ class BlockTensor(NamedTuple):
         gguf, raw = library(), self._raw()
         kind = gguf.GGMLQuantizationType[self.stored.type]
         try:
-            found = gguf.dequantize(raw.reshape(gguf.quant_shape_to_byte_shape(self.shape, kind)), kind)
+            array = gguf.dequantize(raw.reshape(gguf.quant_shape_to_byte_shape(self.shape, kind)), kind)
         except NotImplementedError:
             raise UserError(
                 f"{self.file} has tensors of the type {self.stored.type}, which qkv does not read"
             ) from None
-        return torch.from_numpy(np.ascontiguousarray(found, np.float32).reshape(self.shape))
+        return torch.from_numpy(np.ascontiguousarray(array, np.float32).reshape(self.shape))
 
     def _raw(self) -> np.ndarray:
         raw = np.fromfile(self.file, np.uint8, self.stored.size, offset=self.stored.begin)
@@ -71,8 +71,8 @@ class BlockTensor(NamedTuple):
 
     def narrow(self) -> NarrowWeights:
         """Read the matrix in 8 or 4 bits. Raises ``UserError`` if the file was truncated."""
-        found = read_blocks(self.stored.type, torch.from_numpy(self._raw()), self.shape)
-        return round_weights(self.read()) if found is None else found
+        matrix = read_blocks(self.stored.type, torch.from_numpy(self._raw()), self.shape)
+        return round_weights(self.read()) if matrix is None else matrix
 
 
 class Changed(NamedTuple):
@@ -112,8 +112,8 @@ class Changed(NamedTuple):
 
     def narrow(self) -> NarrowWeights | None:
         """Read the matrix in its published form in 8 or 4 bits; return None if it is not stored in such a format."""
-        found = narrow_of(self.stored)
-        return None if found is None else convert_outward(self.way, found, self.cut)
+        matrix = narrow_of(self.stored)
+        return None if matrix is None else convert_outward(self.way, matrix, self.cut)
 
     def _published(self, tensor: Tensor) -> Tensor:
         return self.way.outward(tensor, self.cut)[0]
@@ -121,9 +121,9 @@ class Changed(NamedTuple):
 
 def gguf_values(file: Path) -> dict[str, Any]:
     """Read the ``config.json`` values of the model in a GGUF file. Raises ``UserError``."""
-    found = header(file)
-    factors = found.tensors.get(FACTORS)
-    return values_of(found, None if factors is None else _entry(found, factors, None).read().numpy())
+    head = header(file)
+    factors = head.tensors.get(FACTORS)
+    return values_of(head, None if factors is None else _entry(head, factors, None).read().numpy())
 
 
 def gguf_names(values: Values) -> dict[str, str]:
@@ -142,14 +142,14 @@ def gguf_tensors(file: Path, values: Values, copy: bool = True) -> dict[str, Sto
     ``values``: result of ``gguf_values``; ``copy`` False: memory-map the file. Tensors that the family has no published
     name for keep their GGUF name. Raises ``UserError``.
     """
-    found, layout = header(file), layout_of(_family(values))
+    head, layout = header(file), layout_of(_family(values))
     names = {stored: published for published, stored in gguf_names(values).items()}
     source = None if copy else mapped(file)
     tensors = dict[str, Stored]()
-    for name, stored in found.tensors.items():
+    for name, stored in head.tensors.items():
         published = names.get(name, name)
         change = layout.changed(published)
-        entry = _entry(found, stored, source)
+        entry = _entry(head, stored, source)
         if change is not None:
             entry = Changed(entry, change.way, cut_of_change(change, stored.shape[0], values))
         if name != FACTORS:

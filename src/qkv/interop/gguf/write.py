@@ -73,15 +73,15 @@ def save_gguf(
     weight is not finite.
     """
     kind = type_of(dtype, model)
-    found, layout = _covered(model, family)
-    tensors = _tensors(model, found, layout, kind)
-    config = {**found.config, "vocab_size": model.spec.vocab_size}
+    cover, layout = _covered(model, family)
+    tensors = _tensors(model, cover, layout, kind)
+    config = {**cover.config, "vocab_size": model.spec.vocab_size}
     factors = factors_of(config) if layout.factors else None
     values = metadata_of(layout, config) | own_keys(config) | {"general.file_type": _FILE_TYPES[kind]}
     shapes = {each.name: StoredTensor(each.type, tuple(each.value.shape), 0, 0) for each in tensors}
-    check_kept(found.family, config, Header(file, values, shapes), factors)
+    check_kept(cover.family, config, Header(file, values, shapes), factors)
     _check_finite(tensors)
-    words, said = metadata_of_tokenizer(tokenizer, model.spec.vocab_size or 0, ends)
+    words, note = metadata_of_tokenizer(tokenizer, model.spec.vocab_size or 0, ends)
     if factors is not None:
         tensors.append(_Tensor(FACTORS, torch.from_numpy(factors), "F32"))
     try:
@@ -91,7 +91,7 @@ def save_gguf(
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from None
     odd = sum(each.type == "F16" for each in tensors) if kind.startswith("Q") else 0
     rows = f"{odd} matrices are in F16, because their row length is not a multiple of {_BLOCK}" if odd else ""
-    return GGUFExport(found.family.name, kind, tuple(filter(None, (said, rows, layout.note))))
+    return GGUFExport(cover.family.name, kind, tuple(filter(None, (note, rows, layout.note))))
 
 
 def type_of(dtype: str | None, model: Transformer) -> str:
@@ -105,29 +105,29 @@ def type_of(dtype: str | None, model: Transformer) -> str:
 
 def _covered(model: Transformer, family: str) -> tuple[Covering, GGUFLayout]:
     """Return (published family of the model, its GGUF layout). Raises ``UserError`` if llama.cpp supports none."""
-    known, found = known_in_gguf(), covering(model.spec, family)
-    if found is None:
-        raise UserError(f"llama.cpp does not support this model: none of the published families {known} covers it")
-    layout = found.family.gguf
+    names, cover = known_in_gguf(), covering(model.spec, family)
+    if cover is None:
+        raise UserError(f"llama.cpp does not support this model: none of the published families {names} covers it")
+    layout = cover.family.gguf
     if layout is None:
-        raise UserError(f"qkv writes GGUF for {known}; this model is {found.family.name}; export it with --format hf")
+        raise UserError(f"qkv writes GGUF for {names}; this model is {cover.family.name}; export it with --format hf")
     head = model.spec.head
-    if not head.predicts_tokens or found.family.architectures[layout.architecture].config(head) is None:
+    if not head.predicts_tokens or cover.family.architectures[layout.architecture].config(head) is None:
         raise UserError(
-            f"llama.cpp generates text, and this {found.family.name} has a head of the kind {head.kind!r}; "
+            f"llama.cpp generates text, and this {cover.family.name} has a head of the kind {head.kind!r}; "
             "export it with --format hf"
         )
-    return found, layout
+    return cover, layout
 
 
-def _tensors(model: Transformer, found: Covering, layout: GGUFLayout, kind: str) -> list[_Tensor]:
+def _tensors(model: Transformer, cover: Covering, layout: GGUFLayout, kind: str) -> list[_Tensor]:
     """Return the tensors of the file, converted to the form that llama.cpp stores."""
-    published = published_tensors(model, found.family, layout.architecture)
-    names = names_of(found.family, len(model.spec.layers))
+    published = published_tensors(model, cover.family, layout.architecture)
+    names = names_of(cover.family, len(model.spec.layers))
     return [
         _Tensor(name, value, _type_of(name, value, kind))
         for name, value in (
-            (names.get(name, name), _changed(layout, name, tensor, found.config)) for name, tensor in published.items()
+            (names.get(name, name), _changed(layout, name, tensor, cover.config)) for name, tensor in published.items()
         )
     ]
 
@@ -190,8 +190,8 @@ def _add(writer: Any, key: str, value: Any) -> None:
 
 def _stored_shape(gguf: Any, shape: torch.Size, kind: Any) -> tuple[tuple[int, ...], int]:
     """Return (shape in bytes, number of bytes) of a tensor in a type of GGUF."""
-    found = gguf.quant_shape_to_byte_shape(tuple(shape), kind)
-    return found, int(np.prod(found, dtype=np.int64))
+    shape_in_bytes = gguf.quant_shape_to_byte_shape(tuple(shape), kind)
+    return shape_in_bytes, int(np.prod(shape_in_bytes, dtype=np.int64))
 
 
 def _data(gguf: Any, tensors: list[_Tensor]) -> Iterator[np.ndarray]:

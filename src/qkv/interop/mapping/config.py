@@ -29,10 +29,10 @@ class Config:
     Every method raises ``UserError`` that names ``source`` and the key.
     """
 
-    def __init__(self, values: Mapping[str, Any], source: str = "config.json", held: Held | None = None):
+    def __init__(self, values: Mapping[str, Any], source: str = "config.json", sizes: Held | None = None):
         self.values = {key: value for key, value in values.items() if value is not None}
         self.nulls = values.keys() - self.values.keys()
-        self.source, self.held = source, held
+        self.source, self.held = source, sizes
         self.asked: set[str] = set()
         self.defaults: Mapping[str, Any] = {}
         self._tables: dict[str, Config] = {}
@@ -87,15 +87,15 @@ class Config:
         return self._limited(key, default, self.held.tensors if self.held else None, "tensors")
 
     def _limited(self, key: str, default: int | None, most: int | None, what: str) -> int:
-        found, limit = self.integer(key, default), MOST_LAYERS if what == "tensors" else LARGEST
-        if most is not None and found > most:
-            said = "is" if self.says(key) else "is missing, which means"
+        value, limit = self.integer(key, default), MOST_LAYERS if what == "tensors" else LARGEST
+        if most is not None and value > most:
+            clause = "is" if self.says(key) else "is missing, which means"
             raise UserError(
-                f"{self.source}: {key} {said} {found:,}, but the weight files beside it contain only {most:,} {what}"
+                f"{self.source}: {key} {clause} {value:,}, but the weight files beside it contain only {most:,} {what}"
             )
-        if not 1 <= found <= limit:
-            raise UserError(f"{self.source}: {key} is {found:,}, but it should be at least 1 and at most {limit:,}")
-        return found
+        if not 1 <= value <= limit:
+            raise UserError(f"{self.source}: {key} is {value:,}, but it should be at least 1 and at most {limit:,}")
+        return value
 
     def integer(self, key: str, default: int | None = None) -> int:
         """Return the value of the key as an integer; ``default`` if missing."""
@@ -120,14 +120,14 @@ class Config:
 
         ``default`` is such a string, too.
         """
-        found = self._typed(key, default, (str,), "a text")
+        value = self._typed(key, default, (str,), "a text")
         if allowed is None:
-            return found
-        if found not in allowed:
+            return value
+        if value not in allowed:
             raise UserError(
-                f"{self.source}: {key} is {quoted(found)}, which qkv does not support; {nearest(found, allowed)}"
+                f"{self.source}: {key} is {quoted(value)}, which qkv does not support; {nearest(value, allowed)}"
             )
-        return allowed[found]
+        return allowed[value]
 
     def items(self, key: str) -> list[Any]:
         """Return the value of the key as a list; empty if the key is missing."""
@@ -194,10 +194,10 @@ class Config:
         """Refuse keys that were not read and are not in ``ignored``: they may change what the model computes."""
         unknown = sorted(self.values.keys() - self.asked - set(ignored))
         if unknown:
-            known = self.asked | set(ignored)
+            keys = self.asked | set(ignored)
             raise UserError(
                 f"{self.source}: the key {quoted(unknown[0])} is unknown in this family and may change what the model "
-                f"computes; {_near(unknown[0], known)}"
+                f"computes; {_near(unknown[0], keys)}"
             )
 
     def _refuse_nonfinite(self, key: str) -> None:
@@ -230,6 +230,6 @@ def _nonfinite(value: Any) -> Iterator[int | float]:
         yield value
 
 
-def _near(key: str, known: Iterable[str]) -> str:
-    clause = nearest(key, known)
+def _near(key: str, keys: Iterable[str]) -> str:
+    clause = nearest(key, keys)
     return clause if clause.startswith("did you mean") else "there is no similar name"

@@ -247,16 +247,16 @@ class Chained(Way):
     ways: tuple[Way, ...]
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
-        found = theirs[0]
+        value = theirs[0]
         for way in self.ways:
-            found = way.inward([found], cut)
-        return found
+            value = way.inward([value], cut)
+        return value
 
     def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
-        found = ours
+        value = ours
         for way in reversed(self.ways):
-            (found,) = way.outward(found, cut)
-        return (found,)
+            (value,) = way.outward(value, cut)
+        return (value,)
 
 
 @dataclass(frozen=True)
@@ -318,16 +318,16 @@ class Broadcast(Way):
     axes: int = 1
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
-        found = theirs[0]
+        value = theirs[0]
         for _ in range(self.axes):
-            found = found.squeeze(self.axis)
-        return found
+            value = value.squeeze(self.axis)
+        return value
 
     def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
-        found = ours
+        value = ours
         for _ in range(self.axes):
-            found = found.unsqueeze(self.axis)
-        return (found,)
+            value = value.unsqueeze(self.axis)
+        return (value,)
 
 
 @dataclass(frozen=True)

@@ -36,18 +36,18 @@ class RowDivision(NamedTuple):
 
 def join_rows(tensors: Mapping[str, Tensor], several: Sequence[RowDivision]) -> dict[str, Tensor]:
     """Join the pieces of each published tensor; other tensors are unchanged."""
-    found, parts = dict[str, Tensor](), dict[str, dict[str, Tensor]]()
+    joined, parts = dict[str, Tensor](), dict[str, dict[str, Tensor]]()
     for name, tensor in tensors.items():
         whole, bracket, piece = name.partition("[")
         if bracket and division_of(whole, several) is not None:
             parts.setdefault(whole, {})[piece.removesuffix("]")] = tensor
         else:
-            found[name] = tensor
+            joined[name] = tensor
     for whole, named in parts.items():
         division = division_of(whole, several)
         assert division is not None
-        found[whole] = division.join(named)
-    return found
+        joined[whole] = division.join(named)
+    return joined
 
 
 def division_of(name: str, several: Sequence[RowDivision]) -> RowDivision | None:

@@ -117,11 +117,11 @@ T = TypeVar("T")
 
 def named_as_now(family: Family, stored: Mapping[str, T]) -> dict[str, T]:
     """Rename tensors of old files to current names, unless a tensor with the current name exists."""
-    found: dict[str, T] = {}
+    tensors: dict[str, T] = {}
     for name, tensor in stored.items():
         now = functools.reduce(lambda so_far, pair: so_far.replace(*pair), family.older.items(), name)
-        found[name if now in stored else now] = tensor
-    return found
+        tensors[name if now in stored else now] = tensor
+    return tensors
 
 
 def without_prefix(family: Family, rows: Iterable[NameRule]) -> tuple[NameRule, ...]:

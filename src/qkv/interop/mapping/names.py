@@ -69,7 +69,7 @@ def matches(model: nn.Module, rows: Sequence[NameRule]) -> list[Match]:
     """
     spec: Any = getattr(model, "spec", None)
     patterns = [(_with_groups(row.ours), row) for row in rows if row.where is None or row.where(spec)]
-    found, stored = [], layouts(model)
+    pairs, stored = [], layouts(model)
     for name in stored:
         kind = _branch_kind(spec, name)
         hits = (
@@ -81,8 +81,8 @@ def matches(model: nn.Module, rows: Sequence[NameRule]) -> list[Match]:
         match, row = hit
         theirs = tuple(fill_indices(each, match.groupdict()) for each in row.published)
         way = row.way if isinstance(row.way, Way) else row.way(spec)
-        found.append(Match(name, theirs, way, cut_of(stored[name])))
-    return found
+        pairs.append(Match(name, theirs, way, cut_of(stored[name])))
+    return pairs
 
 
 def _branch_kind(spec: Any, name: str) -> str:
@@ -99,13 +99,13 @@ def _with_groups(pattern: str) -> re.Pattern[str]:
 
 def fill_indices(pattern: str, values: Mapping[str, str | int]) -> str:
     """Return the name that ``pattern`` stands for, given ``values`` of its indices and, as ``leaf``, of ``*``."""
-    numbered = _INDEX.sub(lambda found: str(int(values[found[1]]) + int(found[2] or 0)), pattern)
+    numbered = _INDEX.sub(lambda match: str(int(values[match[1]]) + int(match[2] or 0)), pattern)
     return numbered.replace("*", str(values.get("leaf", "*")))
 
 
 def indices_of(pattern: str) -> set[str]:
     """Return the names of the indices of a pattern."""
-    return {found[1] for found in _INDEX.finditer(pattern)}
+    return {match[1] for match in _INDEX.finditer(pattern)}
 
 
 def expression(pattern: str) -> str:
@@ -120,5 +120,5 @@ def reason_for(name: str, reasons: Reasons) -> str | None:
 
 def split_slice(name: str) -> tuple[str, int | None]:
     """Split ``name`` into (name of the stored tensor, index of the slice along its first axis or None)."""
-    found = _SLICE.fullmatch(name)
-    return (found[1], int(found[2])) if found else (name, None)
+    match = _SLICE.fullmatch(name)
+    return (match[1], int(match[2])) if match else (name, None)

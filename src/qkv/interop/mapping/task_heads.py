@@ -23,22 +23,22 @@ _OF_LABELS = ("id2label", "label2id", "num_labels", "problem_type")
 _HIDDEN = "head.hidden"
 
 
-def task_heads(published: PublishedCheckpoint, said: SentencePooling | None, model: Model) -> dict[str, Head]:
+def task_heads(published: PublishedCheckpoint, settings: SentencePooling | None, model: Model) -> dict[str, Head]:
     """Return the specs of the task heads that a checkpoint supports, by kind, such as "classification".
 
-    Heads that pool use the pooling ``said`` of sentence-transformers files, if there is one. Otherwise they pool as the
-    family's head does if the checkpoint contains that head's hidden layer (a pooler), because the layer was trained
+    Heads that pool use the pooling ``settings`` of sentence-transformers files, if there is one. Otherwise they pool as
+    the family's head does if the checkpoint contains that head's hidden layer (a pooler), because the layer was trained
     with this pooling. Otherwise they use the mean of the vectors, or the last vector of a causal ``model``: the first
     vector of an encoder that was pretrained by masking tokens was never trained to represent the text (Reimers &
     Gurevych 2019). The class token of an image encoder was, so heads of image models read it.
     """
-    found = {head.kind: (head, architecture) for head, architecture in _of_family(published)}
-    heads = {kind: head for kind, (head, _) in found.items()}
+    specs = {head.kind: (head, architecture) for head, architecture in _of_family(published)}
+    heads = {kind: head for kind, (head, _) in specs.items()}
     for kind, part in Head.kinds().items():
-        if part.pools and said is not None:
-            heads[kind] = said.head(cast("type[Pooled]", part), getattr(heads.get(kind), "dropout", 0.0))
-        elif part.pools and kind in found:
-            heads[kind] = _trained(published, cast("Pooled", heads[kind]), found[kind][1], model)
+        if part.pools and settings is not None:
+            heads[kind] = settings.head(cast("type[Pooled]", part), getattr(heads.get(kind), "dropout", 0.0))
+        elif part.pools and kind in specs:
+            heads[kind] = _trained(published, cast("Pooled", heads[kind]), specs[kind][1], model)
     return heads
 
 
@@ -88,10 +88,10 @@ def head_tensors(published: PublishedCheckpoint, model: Transformer) -> dict[str
     rows = family.rows(cover.architecture)
     if not any(name.startswith(family.prefix) for name in stored):
         rows = without_prefix(family, rows)
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for match in matches(model, rows):
         if match.ours in shapes and all(name in stored for name in match.theirs):
             tensor = match.way.inward([at_least_single(stored[name].read()) for name in match.theirs], match.cut)
             if tensor.shape == shapes[match.ours]:
-                found[match.ours] = tensor
-    return found
+                tensors[match.ours] = tensor
+    return tensors

@@ -67,8 +67,8 @@ class TextFunction(TensorFunction):
         rows, length = sizes[BATCH], sizes[LENGTH]
         ids = self.model.frontend.random(rows, length, generator).values
         types = (torch.arange(length) >= length // 2).long().expand(rows, -1).contiguous()
-        given = {IDS: ids, MASK: _ragged(rows, length), TYPES: types}
-        return {name: given[name] for name in self.axes}
+        inputs = {IDS: ids, MASK: _ragged(rows, length), TYPES: types}
+        return {name: inputs[name] for name in self.axes}
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         lengths = attention_mask.sum(1)
@@ -76,8 +76,8 @@ class TextFunction(TensorFunction):
         if self.pooled is None:
             return self.model(signal)[0]
         x, _ = self.model.features(signal)
-        found = torch.cat([pooled(x, lengths, SENTENCE_NAMES[name]) for name in self.pooled.poolings], -1)
-        return F.normalize(found, dim=-1) if self.pooled.normalise else found
+        vectors = torch.cat([pooled(x, lengths, SENTENCE_NAMES[name]) for name in self.pooled.poolings], -1)
+        return F.normalize(vectors, dim=-1) if self.pooled.normalise else vectors
 
 
 class PairFunction(TensorFunction):

@@ -124,14 +124,14 @@ def _traced(graph: TensorFunction, model: Transformer) -> torch.export.ExportedP
 def _write(program: torch.export.ExportedProgram, graph: TensorFunction, file: Path) -> None:
     """Write ``program`` as ONNX operators. Raises ``UserError`` if one of its operators has no ONNX counterpart."""
     try:
-        found = torch.onnx.export(program, input_names=list(graph.axes), output_names=[graph.output], verbose=False)
+        exported = torch.onnx.export(program, input_names=list(graph.axes), output_names=[graph.output], verbose=False)
     except torch.onnx.OnnxExporterError as error:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
         raise UserError(f"the model cannot be written as ONNX operators: {_first_line(cause)}") from None
-    assert found is not None
-    found.save(file)
+    assert exported is not None
+    exported.save(file)
 
 
 def _session(file: Path) -> Any:
@@ -190,19 +190,19 @@ def _difference(graph: TensorFunction, session: Any) -> float:
     worst = 0.0
     for seed, sizes in enumerate(COMPARED):
         inputs = graph.sample(_fitting(graph, sizes), torch.Generator().manual_seed(seed + 1))
-        own = graph(*inputs.values())
+        output = graph(*inputs.values())
         (answer,) = session.run(None, {name: value.numpy() for name, value in inputs.items()})
-        worst = max(worst, _relative(own, np.asarray(answer), inputs.get(MASK)))
+        worst = max(worst, _relative(output, np.asarray(answer), inputs.get(MASK)))
     return worst
 
 
-def _relative(own: Tensor, answer: np.ndarray, mask: Tensor | None) -> float:
-    found = torch.from_numpy(answer)
-    if own.shape != found.shape:
+def _relative(ours: Tensor, answer: np.ndarray, mask: Tensor | None) -> float:
+    output = torch.from_numpy(answer)
+    if ours.shape != output.shape:
         return float("inf")
-    if mask is not None and own.dim() == 3 and own.shape[1] == mask.shape[1]:
-        own, found = own[mask.bool()], found[mask.bool()]
-    return float((own - found).abs().max() / own.abs().max().clamp(min=1e-30))
+    if mask is not None and ours.dim() == 3 and ours.shape[1] == mask.shape[1]:
+        ours, output = ours[mask.bool()], output[mask.bool()]
+    return float((ours - output).abs().max() / ours.abs().max().clamp(min=1e-30))
 
 
 @contextmanager

@@ -76,8 +76,8 @@ class QuantizedTensor(NamedTuple):
 
     def read(self) -> Tensor:
         """Read the matrix in fp32."""
-        found = self._read()
-        return found.dense() if isinstance(found, NarrowWeights) else found
+        matrix = self._read()
+        return matrix.dense() if isinstance(matrix, NarrowWeights) else matrix
 
     def read_into(self, out: Tensor) -> None:
         """Read the matrix into ``out``."""
@@ -85,10 +85,10 @@ class QuantizedTensor(NamedTuple):
 
     def narrow(self) -> NarrowWeights | None:
         """Read the matrix in 8 or 4 bits; return None if its row length is not a multiple of 32."""
-        found = self._read()
-        if isinstance(found, NarrowWeights):
-            return found
-        return None if self.shape[1] % GROUP else round_weights(found)
+        matrix = self._read()
+        if isinstance(matrix, NarrowWeights):
+            return matrix
+        return None if self.shape[1] % GROUP else round_weights(matrix)
 
     def _read(self) -> NarrowWeights | Tensor:
         return self.scheme.read({ending: part.read() for ending, part in self.parts.items()}, self.settings)
@@ -109,7 +109,7 @@ def with_matrices(stored: Mapping[str, Stored], settings: Config) -> dict[str, S
     """Replace the tensors of each quantised module by one matrix, named ``….weight``. Raises ``UserError``."""
     scheme = SCHEMES[settings.word("quant_method")]
     scheme.check(settings)
-    found, used = dict[str, Stored](), set[str]()
+    matrices, used = dict[str, Stored](), set[str]()
     for name in stored:
         module, dot, ending = name.rpartition(f".{scheme.key}")
         if not dot or ending or (scheme.beside and not any(f"{module}.{each}" in stored for each in scheme.beside)):
@@ -117,8 +117,8 @@ def with_matrices(stored: Mapping[str, Stored], settings: Config) -> dict[str, S
         endings = (scheme.key, *scheme.beside, *scheme.others)
         parts = {each: stored[f"{module}.{each}"] for each in endings if f"{module}.{each}" in stored}
         used |= {f"{module}.{each}" for each in parts}
-        found[f"{module}.weight"] = QuantizedTensor(parts, scheme, settings, scheme.shape(parts, settings))
-    return {name: tensor for name, tensor in stored.items() if name not in used} | found
+        matrices[f"{module}.weight"] = QuantizedTensor(parts, scheme, settings, scheme.shape(parts, settings))
+    return {name: tensor for name, tensor in stored.items() if name not in used} | matrices
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:

@@ -142,9 +142,9 @@ class ExpertKeys:
             block if part is None else block.changed(branches=(*block.branches[:1], network))
             for block, part in zip(spec.layers, several, strict=True)
         ]
-        found = rest(spec.changed(blocks=tuple(dense)))
+        config = rest(spec.changed(blocks=tuple(dense)))
         sparse = [part is not None for part in several]
-        return None if found is None else {**found, **self.places.write(sparse), **self._written(first, spec.width)}
+        return None if config is None else {**config, **self.places.write(sparse), **self._written(first, spec.width)}
 
     def _written(self, part: MixtureOfExperts, width: int) -> dict[str, Any]:
         whole = part.canonical(width)

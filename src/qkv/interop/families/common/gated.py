@@ -72,9 +72,9 @@ def attention_of(config: Config, **chosen: Any) -> Attention:
     heads = config.size("num_attention_heads")
     head_dim = config.size("head_dim") if config.has("head_dim") else None
     dropout = config.number("attention_dropout", 0.0)
-    given = {"bias": False, "head_dim": head_dim, "num_kv_heads": config.size("num_key_value_heads", heads), **chosen}
+    fields = {"bias": False, "head_dim": head_dim, "num_kv_heads": config.size("num_key_value_heads", heads), **chosen}
     return Attention(
-        num_heads=heads, dropout=dropout, **{"relative": chosen.get("relative") or rope_of(config), **given}
+        num_heads=heads, dropout=dropout, **{"relative": chosen.get("relative") or rope_of(config), **fields}
     )
 
 
@@ -137,11 +137,11 @@ def masks_of(config: Config) -> list[Mask]:
 def masks_config(spec: Model) -> dict[str, Any]:
     """Return the config keys of each layer's sliding window, the inverse of ``masks_of``."""
     sizes = [window_of(block.branches[0]) for block in spec.layers]
-    known = {size for size in sizes if size}
+    windows = {size for size in sizes if size}
     kinds = ["sliding_attention" if size else "full_attention" for size in sizes]
     return {
-        "use_sliding_window": bool(known),
-        "sliding_window": max(known, default=None),
+        "use_sliding_window": bool(windows),
+        "sliding_window": max(windows, default=None),
         "max_window_layers": next((i for i, size in enumerate(sizes) if size), len(sizes)),
         "layer_types": kinds,
     }
@@ -199,8 +199,8 @@ def _turns(branch: Branch) -> bool:
 
 def _with_relative(block: Block, relative: Rope) -> Block:
     match block.branches:
-        case (Attention(relative=NoRelative()) as attention, *others):
-            return block.changed(branches=(attention.changed(relative=relative), *others))
+        case (Attention(relative=NoRelative()) as attention, *rest):
+            return block.changed(branches=(attention.changed(relative=relative), *rest))
         case _:
             return block
 

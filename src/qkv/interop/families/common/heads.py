@@ -138,9 +138,9 @@ def vectors(kept: Reasons | None = None) -> Architecture:
     )
 
 
-def written_back(kept: Reasons) -> Reasons:
+def written_back(reasons: Reasons) -> Reasons:
     """Return the reasons for ignoring tensors, with the note that an export writes the tensors back."""
-    return {name: f"{reason}; written back by an export" for name, reason in kept.items()}
+    return {name: f"{reason}; written back by an export" for name, reason in reasons.items()}
 
 
 def pooler(prefix: str) -> Reasons:
@@ -237,13 +237,13 @@ def pooled_head(config: Config, **fields: Any) -> Head:
     ``fields``: fields of the head. Raises ``UserError`` for other problem types.
     """
     count = label_count(config)
-    known = {"regression": count == 1, "single_label_classification": count > 1}
+    problems = {"regression": count == 1, "single_label_classification": count > 1}
     problem = config.word("problem_type", "regression" if count == 1 else "single_label_classification")
-    if problem not in known:
+    if problem not in problems:
         raise UserError(
-            f"{config.source}: problem_type is {problem!r}, which qkv does not support; {nearest(problem, known)}"
+            f"{config.source}: problem_type is {problem!r}, which qkv does not support; {nearest(problem, problems)}"
         )
-    if not known[problem]:
+    if not problems[problem]:
         sentence = "only regression with one label and classification with several labels are supported"
         raise UserError(f"{config.source}: problem_type is {problem!r} with a num_labels of {count}; {sentence}")
     return RegressionHead(**fields) if problem == "regression" else ClassificationHead(num_classes=count, **fields)
@@ -266,16 +266,16 @@ def of_decoder(
     name of the tagging layer, or None. ``question_answering`` False: no question answering head, or one with other
     names. ``classes``: published name of the classification layer.
     """
-    found = {
+    architectures = {
         f"{stem}ForSequenceClassification": Architecture(
             _last, _last_classes, (NameRule("head.output.*", f"{classes}.*"),)
         )
     }
     if tags:
-        found[f"{stem}ForTokenClassification"] = tagging(tags, keys=HeadKeys(body_dropout="hidden_dropout"))
+        architectures[f"{stem}ForTokenClassification"] = tagging(tags, keys=HeadKeys(body_dropout="hidden_dropout"))
     if question_answering:
-        found[f"{stem}ForQuestionAnswering"] = answering("qa_outputs")
-    return found
+        architectures[f"{stem}ForQuestionAnswering"] = answering("qa_outputs")
+    return architectures
 
 
 def _last(config: Config) -> Head:

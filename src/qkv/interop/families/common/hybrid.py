@@ -52,8 +52,8 @@ def with_attention(spec: Model) -> Model:
 
 
 def _replaced(block: Block, attention: Attention) -> Block:
-    first, *others = block.branches
-    return block if isinstance(first, Attention) else block.changed(branches=(attention, *others))
+    first, *rest = block.branches
+    return block if isinstance(first, Attention) else block.changed(branches=(attention, *rest))
 
 
 def config_of(

@@ -62,8 +62,8 @@ def layer_ropes(config: Config, bases: Mapping[str, float], scaled: str) -> dict
     ropes = {}
     for kind, base in bases.items():
         table = {**tables.table(kind).values, **older.get(kind, {})}
-        said = {"rope_parameters": table, "rope_theta": base, "max_position_embeddings": length}
-        ropes[kind] = rope_of(Config(said, f"{config.source}: {kind}"))
+        keys = {"rope_parameters": table, "rope_theta": base, "max_position_embeddings": length}
+        ropes[kind] = rope_of(Config(keys, f"{config.source}: {kind}"))
     tables.finish(())
     return ropes
 
@@ -165,10 +165,10 @@ def rope_config(rope: Rope, partial: bool = False) -> dict[str, Any] | None:
     """
     if rope.fraction != 1.0 and not partial:
         return None
-    found: dict[str, Any] = {"rope_theta": rope.base}
+    keys: dict[str, Any] = {"rope_theta": rope.base}
     match rope.scaling:
         case None:
-            return found
+            return keys
         case LinearScaling(factor=factor):
             table: dict[str, Any] = {"rope_type": "linear", "factor": factor}
         case Llama3Scaling() as s:
@@ -186,7 +186,7 @@ def rope_config(rope: Rope, partial: bool = False) -> dict[str, Any] | None:
             table = {"rope_type": "dynamic", "factor": factor}
         case _:
             return None
-    return {**found, "rope_scaling": table}
+    return {**keys, "rope_scaling": table}
 
 
 def partial_rope_config(spec: Model, keys: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -92,9 +92,9 @@ def _kv_heads(config: Config, heads: int) -> int:
 
     The newer architecture has the key ``num_kv_heads``, the older one ``multi_query``.
     """
-    given, single = config.size("num_kv_heads", heads), config.flag("multi_query", True)
+    count, single = config.size("num_kv_heads", heads), config.flag("multi_query", True)
     if config.flag("new_decoder_architecture", False):
-        return given
+        return count
     return 1 if single else heads
 
 
@@ -103,9 +103,9 @@ def _order(config: Config, norm: LayerNorm) -> dict[str, Any]:
     newer, parallel = config.flag("new_decoder_architecture", False), config.flag("parallel_attn", True)
     norms = config.integer("num_ln_in_parallel_attn", 2 if newer else 1)
     if norms not in ((1, 2) if newer else (1,)) or (newer and not parallel):
-        said = f"num_ln_in_parallel_attn {norms}, parallel_attn {parallel} and new_decoder_architecture {newer}"
+        settings = f"num_ln_in_parallel_attn {norms}, parallel_attn {parallel} and new_decoder_architecture {newer}"
         raise UserError(
-            f"{config.source}: {said} are inconsistent; two norms belong to the newer architecture, "
+            f"{config.source}: {settings} are inconsistent; two norms belong to the newer architecture, "
             "which is always parallel"
         )
     if not parallel:

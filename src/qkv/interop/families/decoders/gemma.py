@@ -48,12 +48,12 @@ def spec_of_gemma(config: Config, head: Head) -> Model:
     attention = _attention(config, num_heads=16, num_kv_heads=16).changed(relative=rope_of(config))
     activation = config.word("hidden_act", "gelu_pytorch_tanh", {**INWARD, "gelu": "gelu_tanh"})
     if config.has("hidden_activation") and config.word("hidden_activation", allowed=INWARD) != activation:
-        said = (
+        settings = (
             f"hidden_activation is {config.word('hidden_activation')!r} and hidden_act "
             f"{config.word('hidden_act', 'gelu_pytorch_tanh')!r}"
         )
         raise UserError(
-            f"{config.source}: {said}; versions of the published code read one or the other, so both must agree"
+            f"{config.source}: {settings}; versions of the published code read one or the other, so both must agree"
         )
     feed_forward = GatedFeedForward(hidden=config.size("intermediate_size", 24576), activation=activation, bias=False)
     blocks = [Block(branches=(attention, feed_forward), norm=_norm(config))] * config.layers("num_hidden_layers", 28)
@@ -97,8 +97,8 @@ def spec_of_gemma3(config: Config, head: Head) -> Model:
 
 def _masked(block: Block, mask: Mask) -> Block:
     """Return the block with ``mask`` in its first branch, attention."""
-    first, *others = block.branches
-    return block.changed(branches=(first.changed(mask=mask), *others))
+    first, *rest = block.branches
+    return block.changed(branches=(first.changed(mask=mask), *rest))
 
 
 def _attention(config: Config, num_heads: int, num_kv_heads: int, scaled: bool = False) -> Attention:
@@ -151,17 +151,17 @@ def _kinds(config: Config, pattern: int) -> list[str]:
 
     Without that key, every ``pattern``-th layer is full, and all others are sliding.
     """
-    layers, said = config.layers("num_hidden_layers", 26), config.items("layer_types")
+    layers, kinds = config.layers("num_hidden_layers", 26), config.items("layer_types")
     if pattern < 1:
         raise UserError(f"{config.source}: sliding_window_pattern is {pattern}, but it should be at least 1")
-    if not said:
+    if not kinds:
         return [SLIDING if (i + 1) % pattern else FULL for i in range(layers)]
-    if len(said) != layers:
-        raise UserError(f"{config.source}: layer_types names {len(said)} layers, but num_hidden_layers is {layers}")
-    unknown = next((str(kind) for kind in said if kind not in (SLIDING, FULL)), None)
+    if len(kinds) != layers:
+        raise UserError(f"{config.source}: layer_types names {len(kinds)} layers, but num_hidden_layers is {layers}")
+    unknown = next((str(kind) for kind in kinds if kind not in (SLIDING, FULL)), None)
     if unknown is not None:
         raise UserError(f"{config.source}: layer_types holds {unknown!r}; {nearest(unknown, (SLIDING, FULL))}")
-    return said
+    return kinds
 
 
 def _model(config: Config, head: Head, blocks: Sequence[Block], width: int, length: int) -> Model:
@@ -188,8 +188,8 @@ def config_of_gemma2(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not Gemma 2's. Callers read them back to
     verify.
     """
-    found = _config(spec, "hidden_activation", _scores(spec.width))
-    return None if found is None else {**found, **_layers_config(spec)}
+    keys = _config(spec, "hidden_activation", _scores(spec.width))
+    return None if keys is None else {**keys, **_layers_config(spec)}
 
 
 def config_of_gemma3(spec: Model) -> dict[str, Any] | None:
@@ -214,8 +214,8 @@ def _config_both_ways(spec: Model) -> dict[str, Any] | None:
 
 
 def _config_of_gemma3(spec: Model) -> dict[str, Any] | None:
-    found = _config(spec, "hidden_activation", _scores(spec.width), rope=False)
-    if found is None:
+    keys = _config(spec, "hidden_activation", _scores(spec.width), rope=False)
+    if keys is None:
         return None
     ropes = {FULL: Rope(base=1e6), SLIDING: Rope()}
     for block in spec.layers:
@@ -226,7 +226,7 @@ def _config_of_gemma3(spec: Model) -> dict[str, Any] | None:
     if turned is None:
         return None
     return {
-        **found,
+        **keys,
         **_layers_config(spec),
         **turned,
         "rope_local_base_freq": ropes[SLIDING].base,
@@ -238,13 +238,13 @@ def _config(spec: Model, activation: str, more: gated.LayerKeys, rope: bool = Tr
 
     ``activation``: name of the activation's key; ``more`` and ``rope``: as in ``gated.config_of``.
     """
-    found = gated.config_of(spec, more, rope)
-    if found is None:
+    keys = gated.config_of(spec, more, rope)
+    if keys is None:
         return None
-    name = found.pop("hidden_act")
+    name = keys.pop("hidden_act")
     # Two published names of the tanh approximation differ in rounding; Gemma's has this one.
     name = "gelu_pytorch_tanh" if name == OUTWARD["gelu_tanh"] else name
-    return {**found, activation: name}
+    return {**keys, activation: name}
 
 
 def _bias(attention: Attention, feed_forward: FeedForward | GatedFeedForward) -> dict[str, Any]:

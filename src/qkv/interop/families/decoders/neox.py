@@ -72,8 +72,8 @@ def _rope(config: Config) -> Rope:
     ``rotary_emb_base`` and ``rotary_pct`` are defaults for missing keys of the RoPE table.
     """
     base, fraction = config.number("rotary_emb_base", BASE), config.number("rotary_pct", 0.25)
-    said = "rope_scaling" if config.table("rope_scaling").values else "rope_parameters"
-    table = {"rope_theta": base, FRACTION: fraction, **config.table(said).values}
+    key = "rope_scaling" if config.table("rope_scaling").values else "rope_parameters"
+    table = {"rope_theta": base, FRACTION: fraction, **config.table(key).values}
     config.fixed("rope_theta", table["rope_theta"], "RoPE, whose base has the key rotary_emb_base in this family")
     config.fixed(FRACTION, table[FRACTION], "RoPE, whose fraction of a head has the key rotary_pct in this family")
     config.has("rope_parameters")

@@ -22,8 +22,8 @@ def spec(config: Config, head: Head) -> Model:
 
 def config(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not Qwen 2's. Callers read them back to verify."""
-    found = gated.config_of(spec)
-    return None if found is None else {**found, **gated.masks_config(spec)}
+    keys = gated.config_of(spec)
+    return None if keys is None else {**keys, **gated.masks_config(spec)}
 
 
 GGUF_VALUES = {"hidden_act": "silu", "use_sliding_window": False, "sliding_window": None}

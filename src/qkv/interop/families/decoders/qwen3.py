@@ -26,8 +26,8 @@ def spec(config: Config, head: Head) -> Model:
 
 def config(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not Qwen 3's. Callers read them back to verify."""
-    found = gated.config_of(spec, lambda attention, feed_forward: {"attention_bias": attention.bias})
-    return None if found is None else {**found, **gated.masks_config(spec)}
+    keys = gated.config_of(spec, lambda attention, feed_forward: {"attention_bias": attention.bias})
+    return None if keys is None else {**keys, **gated.masks_config(spec)}
 
 
 QWEN3 = replace(

@@ -52,8 +52,8 @@ def spec(config: Config, head: Head) -> Model:
     assert encoder is not None
     blocks = tuple(_windowed(block, reach) for block, reach in _reaches(config, encoder))
     longest, words = config.size(_LONGEST, 16384), encoder.frontend.changed(scale=False)
-    own = encoder.changed(blocks=blocks, context_length=longest, frontend=words)
-    return model.changed(encoder=own, frontend=model.frontend.changed(scale=False))
+    source = encoder.changed(blocks=blocks, context_length=longest, frontend=words)
+    return model.changed(encoder=source, frontend=model.frontend.changed(scale=False))
 
 
 def _reaches(config: Config, encoder: Encoder) -> list[tuple[Block, int]]:
@@ -76,19 +76,19 @@ def config(spec: Model) -> dict[str, Any] | None:
         return None
     reaches, blocks = list[int](), list[Block]()
     for block in spec.encoder.layers:
-        local, *others = block.branches
+        local, *rest = block.branches
         if not isinstance(local, GlobalLocalAttention):
             return None
         reaches.append(2 * local.window)
         attention = Attention(num_heads=local.num_heads, mask=Full(), dropout=local.dropout)
-        blocks.append(block.changed(branches=(attention, *others)))
+        blocks.append(block.changed(branches=(attention, *rest)))
     keys = _FORM.config(spec.changed(encoder=spec.encoder.changed(blocks=tuple(blocks))))
     if keys is None:
         return None
     lengths = {_LONGEST: spec.encoder.context_length, "max_decoder_position_embeddings": spec.context_length}
     unread = ("max_position_embeddings", "scale_embedding", "forced_eos_token_id")
-    kept = {key: value for key, value in keys.items() if key not in unread}
-    return {**kept, **lengths, "attention_window": reaches}
+    values = {key: value for key, value in keys.items() if key not in unread}
+    return {**values, **lengths, "attention_window": reaches}
 
 
 LED = Family(

@@ -118,18 +118,18 @@ def _feed_forward(config: Config, dropout: float) -> FeedForward | GatedFeedForw
 
     "gated-gelu" means the tanh approximation.
     """
-    said: str = config.word("feed_forward_proj", "relu")
-    name = said.removeprefix("gated-")
+    value: str = config.word("feed_forward_proj", "relu")
+    name = value.removeprefix("gated-")
     if name not in INWARD:
-        known = [*INWARD, *(f"gated-{each}" for each in INWARD)]
+        names = [*INWARD, *(f"gated-{each}" for each in INWARD)]
         raise UserError(
-            f"{config.source}: feed_forward_proj is {said!r}, which qkv does not support; {nearest(said, known)}"
+            f"{config.source}: feed_forward_proj is {value!r}, which qkv does not support; {nearest(value, names)}"
         )
-    name = "gelu_new" if said == "gated-gelu" else name
+    name = "gelu_new" if value == "gated-gelu" else name
     config.fixed("dense_act_fn", name, "the activation in feed_forward_proj")
-    config.fixed("is_gated_act", said.startswith("gated-"), "gating, which feed_forward_proj defines")
+    config.fixed("is_gated_act", value.startswith("gated-"), "gating, which feed_forward_proj defines")
     activation: Any = INWARD[name]
-    kind = GatedFeedForward if said.startswith("gated-") else FeedForward
+    kind = GatedFeedForward if value.startswith("gated-") else FeedForward
     return kind(hidden=config.size("d_ff", 2048), activation=activation, bias=False, dropout=dropout)
 
 

@@ -89,10 +89,10 @@ def _stack_of(config: Config, name: str, head: Head, dropout: float) -> Model:
     """Build the spec of one stack as a model of Gemma 2, with the dropout rates of the whole config."""
     table = config.table(name)
     rates = {"attention_dropout": config.number("attention_dropout", 0.0)}
-    own = Config({**table.values, **rates}, table.source)
-    own.assume({"sliding_window": 4096})
-    model = gemma.spec_of_gemma2(own, head)
-    own.leave_unread({**COMMON, **_FIXED})
+    settings = Config({**table.values, **rates}, table.source)
+    settings.assume({"sliding_window": 4096})
+    model = gemma.spec_of_gemma2(settings, head)
+    settings.leave_unread({**COMMON, **_FIXED})
     blocks = tuple(_dropping(block, dropout) for block in model.blocks)
     return model.changed(blocks=blocks, frontend=model.frontend.changed(dropout=dropout))
 
@@ -112,8 +112,8 @@ def _reading(block: Block) -> Block:
 
 
 def _masked(block: Block, mask: Mask) -> Block:
-    first, *others = block.branches
-    return block.changed(branches=(first.changed(mask=mask), *others))
+    first, *rest = block.branches
+    return block.changed(branches=(first.changed(mask=mask), *rest))
 
 
 def _both_ways(block: Block) -> Mask:

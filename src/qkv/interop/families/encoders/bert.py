@@ -187,9 +187,9 @@ FIXED = (
 
 def config(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not BERT's. Callers read them back to verify."""
-    found = keys(spec)
+    values = keys(spec)
     types = spec.frontend.types if isinstance(spec.frontend, Text) else 0
-    return {**found, "type_vocab_size": types} if found and types else None
+    return {**values, "type_vocab_size": types} if values and types else None
 
 
 def keys(spec: Model, named: Mapping[str, str] = BERT_NAMES) -> dict[str, Any] | None:
@@ -229,12 +229,12 @@ def architectures(
     ``prefix``: prefix of the body's tensor names; ``causal``: ending of the decoder's name.
     """
     unread = pooler(prefix)
-    others = {
+    ignored_names = {
         **unread,
         "cls.predictions.decoder.bias": "the same as cls.predictions.bias",
         "cls.seq_relationship.*": "next-sentence head, used in pretraining only",
     }
-    words = masked(MASKED_NAMES, ignored=others)
+    words = masked(MASKED_NAMES, ignored=ignored_names)
     return {
         **masked_or_causal(f"{stem}ForMaskedLM", f"{stem}{causal}", words),
         f"{stem}ForPreTraining": words,

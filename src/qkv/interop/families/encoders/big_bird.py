@@ -27,9 +27,9 @@ def spec(config: Config, head: Head) -> Model:
     model, biased = bert.spec(config, head), config.flag("use_bias", True)
     (block,) = model.blocks
     attention, second = block.branches
-    own = attention.changed(bias=biased, output_bias=True)
+    changed_attention = attention.changed(bias=biased, output_bias=True)
     words = model.frontend.changed(scale=config.flag("rescale_embeddings", False))
-    return model.changed(blocks=(block.changed(branches=(own, second)),), frontend=words)
+    return model.changed(blocks=(block.changed(branches=(changed_attention, second)),), frontend=words)
 
 
 def _check_full(config: Config) -> None:
@@ -50,8 +50,8 @@ def config(spec: Model) -> dict[str, Any] | None:
     if not isinstance(first, Attention) or not isinstance(spec.frontend, Text):
         return None
     keys = bert.config(spec)
-    own = {"use_bias": first.bias, "rescale_embeddings": spec.frontend.scale, "attention_type": "original_full"}
-    return keys and {**keys, **own}
+    fields = {"use_bias": first.bias, "rescale_embeddings": spec.frontend.scale, "attention_type": "original_full"}
+    return keys and {**keys, **fields}
 
 
 _POOLER = {"bert.pooler.*": "part of the pooler, which this architecture does not use"}

@@ -169,9 +169,9 @@ def _plain(config: Config) -> Branch:
     DeBERTa scales scores by the number of their terms, which must be 1 here.
     """
     if _terms(config):
-        given = config.values["pos_att_type"]
+        terms = config.values["pos_att_type"]
         raise UserError(
-            f"{config.source}: pos_att_type is {given!r}, but relative_attention is false; "
+            f"{config.source}: pos_att_type is {terms!r}, but relative_attention is false; "
             "qkv supports it only if that is true"
         )
     return Attention(num_heads=config.size("num_attention_heads", 24), mask=Full(), dropout=_attention_dropout(config))
@@ -217,8 +217,8 @@ def _terms(config: Config) -> list[str]:
 
     The config has them as a list or as a string separated by bars.
     """
-    said = config.values.get("pos_att_type")
-    terms = config.word("pos_att_type").lower().split("|") if isinstance(said, str) else config.items("pos_att_type")
+    value = config.values.get("pos_att_type")
+    terms = config.word("pos_att_type").lower().split("|") if isinstance(value, str) else config.items("pos_att_type")
     terms = [str(term).strip() for term in terms if term]
     unknown = next((term for term in terms if term not in ("c2p", "p2c")), None)
     if unknown is not None:
@@ -260,11 +260,11 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 def first_config(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not the first DeBERTa's."""
-    found = config(spec)
-    if found is None or not found["relative_attention"]:
+    keys = config(spec)
+    if keys is None or not keys["relative_attention"]:
         return None
     return {
-        key: value for key, value in found.items() if key not in ("position_buckets", "share_att_key", "norm_rel_ebd")
+        key: value for key, value in keys.items() if key not in ("position_buckets", "share_att_key", "norm_rel_ebd")
     }
 
 

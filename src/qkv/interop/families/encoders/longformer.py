@@ -58,22 +58,22 @@ def windows(config: Config, layers: int) -> list[int]:
 
     The config has one number for all layers, or one per layer.
     """
-    said = config.values.get("attention_window")
-    given = (
+    value = config.values.get("attention_window")
+    sizes = (
         config.items("attention_window")
-        if isinstance(said, list)
+        if isinstance(value, list)
         else [config.integer("attention_window", 512)] * layers
     )
-    if len(given) != layers:
+    if len(sizes) != layers:
         raise UserError(
-            f"{config.source}: attention_window names {len(given)} layers, but num_hidden_layers is {layers}"
+            f"{config.source}: attention_window names {len(sizes)} layers, but num_hidden_layers is {layers}"
         )
-    wrong = next((each for each in given if not isinstance(each, int) or each < 2 or each % 2), None)
+    wrong = next((each for each in sizes if not isinstance(each, int) or each < 2 or each % 2), None)
     if wrong is not None:
         raise UserError(
             f"{config.source}: attention_window holds {wrong!r}, but a window must be an even number of at least 2"
         )
-    return [each // 2 for each in given]
+    return [each // 2 for each in sizes]
 
 
 def config(spec: Model) -> dict[str, Any] | None:
@@ -88,8 +88,8 @@ def config(spec: Model) -> dict[str, Any] | None:
         reaches.append(2 * local.window)
         attention = Attention(num_heads=local.num_heads, mask=Full(), dropout=local.dropout)
         blocks.append(block.changed(branches=(attention, *block.branches[1:])))
-    found = roberta.config(spec.changed(blocks=tuple(blocks)))
-    return found and {**found, "attention_window": reaches}
+    keys = roberta.config(spec.changed(blocks=tuple(blocks)))
+    return keys and {**keys, "attention_window": reaches}
 
 
 LONGFORMER = Family(

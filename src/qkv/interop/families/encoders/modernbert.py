@@ -64,7 +64,7 @@ def spec(config: Config, head: Head) -> Model:
         dropout=config.number("mlp_dropout", 0.0),
     )
     branches = [(attention.changed(mask=masks[kind], relative=ropes[kind]), feed_forward) for kind in kinds]
-    first, *others = branches
+    first, *rest = branches
     return Model(
         width=width,
         num_layers=len(kinds),
@@ -75,7 +75,7 @@ def spec(config: Config, head: Head) -> Model:
             norm=norm,
             dropout=config.number("embedding_dropout", 0.0),
         ),
-        blocks=(Block(branches=first, norms=(NoNorm(), norm)), *(Block(branches=each, norm=norm) for each in others)),
+        blocks=(Block(branches=first, norms=(NoNorm(), norm)), *(Block(branches=each, norm=norm) for each in rest)),
         norm=norm,
         head=head,
         init_std=config.number("initializer_range", 0.02),
@@ -91,21 +91,21 @@ def _kinds(config: Config) -> list[str]:
 
     By default, the first layer and every ``global_attn_every_n_layers``-th layer after it have full attention.
     """
-    layers, every, said = (
+    layers, every, kinds = (
         config.layers("num_hidden_layers", 22),
         config.integer("global_attn_every_n_layers", 3),
         config.items("layer_types"),
     )
     if every < 1:
         raise UserError(f"{config.source}: global_attn_every_n_layers is {every}, but it should be at least 1")
-    if not said:
+    if not kinds:
         return [SLIDING if i % every else FULL for i in range(layers)]
-    if len(said) != layers:
-        raise UserError(f"{config.source}: layer_types names {len(said)} layers, but num_hidden_layers is {layers}")
-    unknown = next((str(kind) for kind in said if kind not in (FULL, SLIDING)), None)
+    if len(kinds) != layers:
+        raise UserError(f"{config.source}: layer_types names {len(kinds)} layers, but num_hidden_layers is {layers}")
+    unknown = next((str(kind) for kind in kinds if kind not in (FULL, SLIDING)), None)
     if unknown is not None:
         raise UserError(f"{config.source}: layer_types holds {unknown!r}; {nearest(unknown, (FULL, SLIDING))}")
-    return said
+    return kinds
 
 
 def _ropes(config: Config) -> dict[str, Rope]:
@@ -116,16 +116,16 @@ def _ropes(config: Config) -> dict[str, Rope]:
     tables, length = config.table("rope_parameters"), config.integer("max_position_embeddings", 8192)
     config.fixed("rope_scaling", None, "the frequencies of both kinds of layers; set rope_parameters")
     older = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
-    found = {}
+    ropes = {}
     for kind, key in older.items():
-        said = {
+        settings = {
             "rope_parameters": tables.table(kind).values,
             "rope_theta": config.number(key, BASES[kind]),
             "max_position_embeddings": length,
         }
-        found[kind] = rope_of(Config(said, f"{config.source}: {kind}"))
+        ropes[kind] = rope_of(Config(settings, f"{config.source}: {kind}"))
     tables.finish(())
-    return found
+    return ropes
 
 
 def config(spec: Model) -> dict[str, Any] | None:
@@ -172,14 +172,14 @@ def _ropes_config(attentions: Sequence[Attention]) -> Mapping[str, Any] | None:
     """Return the RoPE tables of full-attention and of sliding-window layers; None if configs cannot express them."""
     ropes = {kind: Rope(base=base) for kind, base in BASES.items()}
     ropes |= {_kind(attention): attention.relative for attention in attentions if isinstance(attention.relative, Rope)}
-    found = {}
+    table = {}
     for kind, rope in ropes.items():
         keys = rope_config(rope)
         if keys is None:
             return None
         scaling = keys.pop("rope_scaling", {"rope_type": "default"})
-        found[kind] = {**keys, **scaling}
-    return found
+        table[kind] = {**keys, **scaling}
+    return table
 
 
 def _hidden(config: Config) -> dict[str, Any]:

@@ -44,13 +44,13 @@ def spec(config: Config, head: Head) -> Model:
     Only 32 rows of the bias table are ever used.
     """
     config.fixed("relative_attention_num_buckets", 32, "the number of distance buckets")
-    found = bert.body(config, head, reserved=RESERVED, types=0)
-    return found.changed(blocks=tuple(_with(block, DISTANCES) for block in found.blocks))
+    base = bert.body(config, head, reserved=RESERVED, types=0)
+    return base.changed(blocks=tuple(_with(block, DISTANCES) for block in base.blocks))
 
 
 def _with(block: Block, distances: T5Buckets) -> Block:
-    attention, *others = block.branches
-    return block.changed(branches=(attention.changed(relative=distances), *others))
+    attention, *rest = block.branches
+    return block.changed(branches=(attention.changed(relative=distances), *rest))
 
 
 def config(spec: Model) -> dict[str, Any] | None:
@@ -60,10 +60,10 @@ def config(spec: Model) -> dict[str, Any] | None:
             Block(branches=(Attention() as attention, FeedForward()), norm=LayerNorm(), order="post"),
             Text(positions=Learned(), types=0),
         ) if attention.relative == DISTANCES:
-            found = bert.keys(spec)
+            keys = bert.keys(spec)
         case _:
             return None
-    return found and {**found, "relative_attention_num_buckets": 32}
+    return keys and {**keys, "relative_attention_num_buckets": 32}
 
 
 MPNET = Family(

@@ -146,19 +146,19 @@ def _latents(config: Config, tokens: int, features: int) -> Latents:
 
 def _latent_blocks(config: Config, tokens: int, features: int) -> tuple[Sequence[Block], Sequence[Block]]:
     """Return (blocks in which the latents read the input, self-attention blocks of the latents)."""
-    given = {name: config.size(name) if config.has(name) else None for name in ("qk_channels", "v_channels")}
+    sizes = {name: config.size(name) if config.has(name) else None for name in ("qk_channels", "v_channels")}
     shape = config.word("cross_attention_shape_for_attention", "kv", {"kv": tokens, "q": features})
-    reading, own = (
-        Channels(keys, given["v_channels"] or keys)
-        for keys in (given["qk_channels"] or shape, given["qk_channels"] or features)
+    reading, inner = (
+        Channels(keys, sizes["v_channels"] or keys)
+        for keys in (sizes["qk_channels"] or shape, sizes["qk_channels"] or features)
     )
-    if own.values != features:
+    if inner.values != features:
         sentence = (
-            f"the values of the attention between latents have {own.values} features, and latents have {features}"
+            f"the values of the attention between latents have {inner.values} features, and latents have {features}"
         )
         raise UserError(f"{config.source}: v_channels: {sentence}, so its output cannot be added to them")
     cross = CrossAttention(**reading.heads(config, config.size("num_cross_attention_heads", 8)))
-    attention = Attention(**own.heads(config, config.size("num_self_attention_heads", 8), mask=Full()))
+    attention = Attention(**inner.heads(config, config.size("num_self_attention_heads", 8), mask=Full()))
     reads = _blocks(
         config.flag("use_query_residual", True),
         cross,
@@ -199,7 +199,7 @@ def config(spec: Model) -> dict[str, Any] | None:
             pass
         case _:
             return None
-    reading, own = (Channels(*(part.num_heads * size for size in part.dims(width))) for part in (cross, attention))
+    reading, inner = (Channels(*(part.num_heads * size for size in part.dims(width))) for part in (cross, attention))
     return {
         "d_model": spec.frontend_width(spec.width),
         "d_latents": width,
@@ -209,8 +209,8 @@ def config(spec: Model) -> dict[str, Any] | None:
         "num_cross_attention_heads": cross.num_heads,
         "num_self_attention_heads": attention.num_heads,
         # omitted if the two attentions differ: each then has the width of its input
-        **({"qk_channels": own.keys} if reading.keys == own.keys else {}),
-        **({"v_channels": own.values} if reading.values == own.values else {}),
+        **({"qk_channels": inner.keys} if reading.keys == inner.keys else {}),
+        **({"v_channels": inner.values} if reading.values == inner.values else {}),
         "cross_attention_shape_for_attention": "kv",
         "cross_attention_widening_factor": first.hidden_at(width) // width,
         "self_attention_widening_factor": second.hidden_at(width) // width,

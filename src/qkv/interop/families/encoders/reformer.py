@@ -87,11 +87,11 @@ def _positions(config: Config) -> Positions:
 
 
 def _numbers(config: Config, key: str, default: Sequence[int]) -> tuple[int, ...]:
-    found = config.items(key) if config.has(key) else list(default)
-    wrong = [value for value in found if not isinstance(value, int) or isinstance(value, bool)]
+    values = config.items(key) if config.has(key) else list(default)
+    wrong = [value for value in values if not isinstance(value, int) or isinstance(value, bool)]
     if wrong:
         raise UserError(f"{config.source}: {key} holds {wrong[0]!r}, but it should be a list of whole numbers")
-    return tuple(found)
+    return tuple(values)
 
 
 def _mixers(config: Config) -> list[Branch]:
@@ -165,7 +165,7 @@ def config(spec: Model) -> dict[str, Any] | None:
         case _:
             return None
     mixers = [layer.branches[0] for layer in spec.layers]
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "attn_layers": ["lsh" if isinstance(mixer, LSHAttention) else "local" for mixer in mixers],
         "num_hidden_layers": len(mixers),
         "is_decoder": spec.causal,
@@ -181,13 +181,13 @@ def config(spec: Model) -> dict[str, Any] | None:
         "tie_word_embeddings": False,
     }
     if isinstance(frontend.positions, Axial):
-        found |= {
+        values |= {
             "axial_pos_shape": list(frontend.positions.shape),
             "axial_pos_embds_dim": list(frontend.positions.widths),
         }
     for mixer in mixers:
-        found |= _keys(mixer, spec.width)
-    return found
+        values |= _keys(mixer, spec.width)
+    return values
 
 
 def _keys(mixer: Branch, width: int) -> dict[str, Any]:

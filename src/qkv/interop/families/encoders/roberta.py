@@ -46,10 +46,10 @@ def config(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not RoBERTa's. Callers read them back to
     verify.
     """
-    found = bert.config(spec)
+    keys = bert.config(spec)
     match spec.frontend:
-        case Text(positions=Learned(offset=offset)) if found and offset:
-            return {**found, "pad_token_id": offset - 1}
+        case Text(positions=Learned(offset=offset)) if keys and offset:
+            return {**keys, "pad_token_id": offset - 1}
         case _:
             return None
 

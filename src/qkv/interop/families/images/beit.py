@@ -100,13 +100,13 @@ def _residual(config: Config) -> Residual:
 
 def _bias(config: Config, embeds: Patches) -> Relative:
     """Build the relative positions of a config: a table of biases per layer, one for all layers, or none."""
-    own, shared = config.flag(_OWN, False), config.flag(_SHARED, False)
-    if own and shared:
+    per_layer, shared = config.flag(_OWN, False), config.flag(_SHARED, False)
+    if per_layer and shared:
         raise UserError(
             f"{config.source}: {_OWN} and {_SHARED} are both true, but qkv adds biases of one table only, "
             "either per layer or for all layers"
         )
-    if not own and not shared:
+    if not per_layer and not shared:
         return NoRelative()
     if embeds.height != embeds.width:
         raise UserError(

@@ -110,19 +110,19 @@ def _count(spec: Model) -> int:
 def _keys(spec: Model) -> dict[str, Any] | None:
     match shape_of(spec)[0]:
         case Block(branches=(_, FeedForward() as second), residual=Scaled() as residual) as block:
-            own = {"hidden_act": OUTWARD.get(second.activation), "use_swiglu_ffn": False}
+            values = {"hidden_act": OUTWARD.get(second.activation), "use_swiglu_ffn": False}
             ratio = second.hidden_at(spec.width) / spec.width
         case Block(branches=(_, GatedFeedForward() as second), residual=Scaled() as residual) as block:
-            own, hidden = {"use_swiglu_ffn": True}, second.hidden_at(spec.width)
+            values, hidden = {"use_swiglu_ffn": True}, second.hidden_at(spec.width)
             most = 3 * hidden // 2
             plain = next((n for n in range(most, 0, -1) if n % spec.width == 0 and _two_thirds(n) == hidden), most)
             ratio = plain / spec.width
         case _:
             return None
-    found = vit.keys(spec)
-    return found and {
-        **found,
-        **own,
+    keys = vit.keys(spec)
+    return keys and {
+        **keys,
+        **values,
         "mlp_ratio": int(ratio) if ratio == int(ratio) else ratio,
         "layerscale_value": residual.initial,
         "drop_path_rate": block.drop_path,

@@ -106,10 +106,10 @@ def sides(config: Config, key: str, default: int) -> tuple[int, int]:
     if not isinstance(config.values.get(key), list):
         side = config.size(key, default)
         return side, side
-    found = config.items(key)
-    if len(found) != 2 or not all(isinstance(side, int) and side > 0 for side in found):
-        raise UserError(f"{config.source}: {key} is {quoted(found)}, but it should be one size or [height, width]")
-    return found[0], found[1]
+    pair = config.items(key)
+    if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
+        raise UserError(f"{config.source}: {key} is {quoted(pair)}, but it should be one size or [height, width]")
+    return pair[0], pair[1]
 
 
 def body(
@@ -146,9 +146,9 @@ def config(spec: Model, extra_tokens: int = 0) -> dict[str, Any] | None:
     second = block.branches[-1] if block else None
     if not isinstance(second, FeedForward) or not isinstance(embeds, Patches) or embeds.extra_tokens != extra_tokens:
         return None
-    found = keys(spec)
-    own = {"intermediate_size": second.hidden_at(spec.width), "hidden_act": OUTWARD.get(second.activation)}
-    return {**found, **own} if found else None
+    values = keys(spec)
+    sizes = {"intermediate_size": second.hidden_at(spec.width), "hidden_act": OUTWARD.get(second.activation)}
+    return {**values, **sizes} if values else None
 
 
 def keys(spec: Model) -> dict[str, Any] | None:

@@ -53,13 +53,13 @@ def _words_keys(head: Head) -> dict[str, Any] | None:
 
 
 def _classes(config: Config) -> Head:
-    said = config.word("classifier_pooling", "late")
-    if said not in POOLINGS:
+    name = config.word("classifier_pooling", "late")
+    if name not in POOLINGS:
         raise UserError(
-            f"{config.source}: classifier_pooling is {said!r}, but qkv supports only 'bos' and 'mean'; 'late' is the "
+            f"{config.source}: classifier_pooling is {name!r}, but qkv supports only 'bos' and 'mean'; 'late' is the "
             "mean of the logits of all positions"
         )
-    return heads.pooled_head(config, pooling=POOLINGS[said], hidden=config.size("hidden_size"), activation="gelu")
+    return heads.pooled_head(config, pooling=POOLINGS[name], hidden=config.size("hidden_size"), activation="gelu")
 
 
 def _classes_keys(head: Head) -> dict[str, Any] | None:

@@ -48,9 +48,9 @@ def spec(config: Config, head: Head) -> Model:
     config.fixed("rotary_value", False, "the values, which would be rotated, too")
     model = bert.spec(config, VectorsHead())
     (block,) = model.blocks
-    attention, *others = block.branches
+    attention, *rest = block.branches
     model = model.changed(
-        blocks=(block.changed(branches=(attention.changed(relative=Rope()), *others)),),
+        blocks=(block.changed(branches=(attention.changed(relative=Rope()), *rest)),),
         frontend=model.frontend.changed(positions=NoPositions()),
     )
     size = config.size("embedding_size", model.width)

@@ -104,7 +104,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _frontend(config: Config) -> SeriesPatches:
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "patch": config.integer("patch_length", 1),
         "stride": config.integer("patch_stride", 1),
         "features": config.integer("num_input_channels", 1),
@@ -112,17 +112,17 @@ def _frontend(config: Config) -> SeriesPatches:
         "normalise": _named(config, "scaling", "std", _NORMALISE),
         "dropout": config.number("positional_dropout", 0.0),
     }
-    return SeriesPatches.parse({**found, "covariates": 0, "pad_end": False, "align": "end"}, config.source)
+    return SeriesPatches.parse({**fields, "covariates": 0, "pad_end": False, "align": "end"}, config.source)
 
 
-def _named(config: Config, key: str, default: str, known: dict[Any, str]) -> str:
-    """Return what ``known`` maps the text or null under a key to. Raises ``UserError`` for any other value."""
-    found = config.values.get(key, None if key in config.nulls else default)
+def _named(config: Config, key: str, default: str, names: dict[Any, str]) -> str:
+    """Return what ``names`` maps the text or null under a key to. Raises ``UserError`` for any other value."""
+    value = config.values.get(key, None if key in config.nulls else default)
     config.asked.add(key)
-    if not isinstance(found, str | None) or found not in known:
-        allowed = " and ".join("null" if name is None else quoted(name) for name in known)
-        raise UserError(f"{config.source}: {key} is {quoted(found)}, but qkv supports only {allowed}")
-    return known[found]
+    if not isinstance(value, str | None) or value not in names:
+        allowed = " and ".join("null" if name is None else quoted(name) for name in names)
+        raise UserError(f"{config.source}: {key} is {quoted(value)}, but qkv supports only {allowed}")
+    return names[value]
 
 
 def config(spec: Model) -> dict[str, Any] | None:
@@ -144,7 +144,7 @@ def config(spec: Model) -> dict[str, Any] | None:
         "num_input_channels": features,
         "patch_length": embeds.patch,
         "patch_stride": embeds.stride,
-        "scaling": next(name for name, own in _NORMALISE.items() if own == embeds.normalise),
+        "scaling": next(name for name, scaling in _NORMALISE.items() if scaling == embeds.normalise),
         "d_model": spec.width,
         "num_hidden_layers": len(spec.layers),
         "num_attention_heads": attention.num_heads,
@@ -179,7 +179,7 @@ def _forecast(config: Config) -> Head:
 def _forecast_keys(head: Head) -> dict[str, Any] | None:
     match head:
         case ForecastHead(over="mean" | "flatten", form=Point()):
-            pooling = next(name for name, own in _OVER.items() if own == head.over)
+            pooling = next(name for name, value in _OVER.items() if value == head.over)
         case _:
             return None
     return {

@@ -95,26 +95,26 @@ def config_of_glm(spec: Model) -> dict[str, Any] | None:
 
 def config_of_dots(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not dots.llm1's. Callers read them back."""
-    found = _GLM.config(spec, lambda dense: gated.config_of(dense, _bias))
-    if found is None:
+    keys = _GLM.config(spec, lambda dense: gated.config_of(dense, _bias))
+    if keys is None:
         return None
     masks = gated.masks_config(spec)
-    return {**found, "layer_types": masks["layer_types"], "sliding_window": masks["sliding_window"]}
+    return {**keys, "layer_types": masks["layer_types"], "sliding_window": masks["sliding_window"]}
 
 
 def config_of_solar(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not Solar Open's. Callers read them back."""
-    found = _SOLAR.config(spec, lambda dense: partial_rope_config(dense, gated.config_of(dense, _bias, rope=False)))
-    return None if found is None else {key: value for key, value in found.items() if key != "intermediate_size"}
+    keys = _SOLAR.config(spec, lambda dense: partial_rope_config(dense, gated.config_of(dense, _bias, rope=False)))
+    return None if keys is None else {key: value for key, value in keys.items() if key != "intermediate_size"}
 
 
 def config_of_exaone(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not EXAONE MoE's. Callers read them back."""
     alike, turned = gated.with_rope(spec)
-    found, masks = _EXAONE.config(alike, gated.config_of), gated.masks_config(spec)
-    if found is None or masks["sliding_window"] is None or all(turned):
+    keys, masks = _EXAONE.config(alike, gated.config_of), gated.masks_config(spec)
+    if keys is None or masks["sliding_window"] is None or all(turned):
         return None
-    return {**found, "sliding_window": masks["sliding_window"], "layer_types": masks["layer_types"]}
+    return {**keys, "sliding_window": masks["sliding_window"], "layer_types": masks["layer_types"]}
 
 
 def config_of_hy(spec: Model) -> dict[str, Any] | None:
@@ -123,7 +123,7 @@ def config_of_hy(spec: Model) -> dict[str, Any] | None:
 
 
 def _family(name: str, model_type: str, stem: str, **fields: Any) -> Family:
-    given = {"names": (*experts.names(experts.MLP), *gated.NAMES), "ignored": gated.IGNORED, **fields}
+    common = {"names": (*experts.names(experts.MLP), *gated.NAMES), "ignored": gated.IGNORED, **fields}
     return Family(
         name=name,
         model_types=(model_type,),
@@ -134,7 +134,7 @@ def _family(name: str, model_type: str, stem: str, **fields: Any) -> Family:
             **experts.IGNORED_CONFIG,
             "enable_moe_fp32_combine": "precision of the sum with the shared experts",
         },
-        **given,
+        **common,
     )
 
 

@@ -66,8 +66,8 @@ def _attention(config: Config, **fields: Any) -> Attention:
 
 def config_of_olmo(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
-    found = _OLMO.config(spec, lambda dense: gated.config_of(dense, _bias))
-    return None if found is None else {**found, "pad_token_id": None}
+    keys = _OLMO.config(spec, lambda dense: gated.config_of(dense, _bias))
+    return None if keys is None else {**keys, "pad_token_id": None}
 
 
 def _bias(attention: Attention, feed_forward: GatedFeedForward | FeedForward) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def config_of_minimax(spec: Model) -> dict[str, Any] | None:
 
 
 def _family(name: str, model_type: str, stem: str, **fields: Any) -> Family:
-    given = {"names": (*experts.names(experts.MLP), *gated.NAMES), **fields}
+    common = {"names": (*experts.names(experts.MLP), *gated.NAMES), **fields}
     return Family(
         name=name,
         model_types=(model_type,),
@@ -88,7 +88,7 @@ def _family(name: str, model_type: str, stem: str, **fields: Any) -> Family:
         prefix="model.",
         ignored=gated.IGNORED,
         ignored_config={**HEAD_KEYS, **experts.IGNORED_CONFIG},
-        **given,
+        **common,
     )
 
 

@@ -61,10 +61,10 @@ def spec_of_listed(config: Config, head: Head) -> Model:
 
 def config_of_v2(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not DeepSeek-V2's. Callers read them back."""
-    found = _V2_GROUPS.config(spec, latent.config_of)
-    if found is None:
+    keys = _V2_GROUPS.config(spec, latent.config_of)
+    if keys is None:
         return None
-    return {**found, "topk_method": "greedy" if found["n_group"] == 1 else "group_limited_greedy"}
+    return {**keys, "topk_method": "greedy" if keys["n_group"] == 1 else "group_limited_greedy"}
 
 
 def config_of_v3(spec: Model) -> dict[str, Any] | None:

@@ -46,15 +46,15 @@ def spec(config: Config, head: Head) -> Model:
 
 def config(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not gpt-oss's. Callers read them back."""
-    found, masks = _KEYS.config(spec, lambda dense: gated.config_of(dense, _bias)), gated.masks_config(spec)
-    if found is None:
+    keys, masks = _KEYS.config(spec, lambda dense: gated.config_of(dense, _bias)), gated.masks_config(spec)
+    if keys is None:
         return None
-    table = found.pop("rope_scaling", {"rope_type": "default"})
+    table = keys.pop("rope_scaling", {"rope_type": "default"})
     window = masks["sliding_window"] or spec.context_length  # transformers requires a window, even if no layer has one
     return {
-        **found,
+        **keys,
         "hidden_act": "silu",  # not read
-        "rope_parameters": {**table, "rope_theta": found["rope_theta"]},
+        "rope_parameters": {**table, "rope_theta": keys["rope_theta"]},
         "layer_types": masks["layer_types"],
         "sliding_window": window,
     }

@@ -76,10 +76,10 @@ def _window(attention: Attention, feed_forward: GatedFeedForward | FeedForward) 
 
 def config_of_qwen2_moe(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not Qwen2-MoE's. Callers read them back."""
-    found = _QWEN2_MOE.config(
+    keys = _QWEN2_MOE.config(
         spec, lambda dense: gated.config_of(dense, lambda attention, feed_forward: {"qkv_bias": attention.bias})
     )
-    return None if found is None else {**found, **gated.masks_config(spec)}
+    return None if keys is None else {**keys, **gated.masks_config(spec)}
 
 
 def config_of_qwen3_moe(spec: Model) -> dict[str, Any] | None:

@@ -49,8 +49,8 @@ def config_of_next(spec: Model) -> dict[str, Any] | None:
 
 def config_of_sparse(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if it is not a sparse Qwen3.5. Callers read them back."""
-    found = _SPARSE.config(spec, qwen3_5.config)
-    return None if found is None else {key: value for key, value in found.items() if key != "intermediate_size"}
+    keys = _SPARSE.config(spec, qwen3_5.config)
+    return None if keys is None else {key: value for key, value in keys.items() if key != "intermediate_size"}
 
 
 def divisions(spec: Model) -> tuple[RowDivision, ...]:

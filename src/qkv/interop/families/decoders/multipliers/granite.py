@@ -62,8 +62,8 @@ def spec_of_hyperclovax(config: Config, head: Head) -> Model:
 
     Without ``attention_multiplier``, scores are divided by √Dk.
     """
-    given = config.has("attention_multiplier")
-    temperature = temperature_of(config, "attention_multiplier") if given else 1.0
+    scaled = config.has("attention_multiplier")
+    temperature = temperature_of(config, "attention_multiplier") if scaled else 1.0
     layers = [_attention(config, temperature=temperature)] * config.layers("num_hidden_layers")
     order = "sandwich" if config.flag("use_post_norm", True) else "pre"
     return gated.with_blocks(_model(config, head, layers), order=order)

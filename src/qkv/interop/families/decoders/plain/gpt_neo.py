@@ -81,11 +81,11 @@ def spec_of_neo(config: Config, head: Head) -> Model:
 
 def config_of_neo(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not GPT-Neo's. Callers read them back."""
-    found, sizes = _NEO.config(spec), [gated.window_of(block.branches[0]) for block in spec.layers]
-    if found is None:
+    keys, sizes = _NEO.config(spec), [gated.window_of(block.branches[0]) for block in spec.layers]
+    if keys is None:
         return None
     types = [[["local" if size else "global"], 1] for size in sizes]
-    return {**found, "attention_types": types, "window_size": next((size for size in sizes if size), 256)}
+    return {**keys, "attention_types": types, "window_size": next((size for size in sizes if size), 256)}
 
 
 def spec_of_bigcode(config: Config, head: Head) -> Model:
@@ -99,11 +99,11 @@ def spec_of_bigcode(config: Config, head: Head) -> Model:
 
 def config_of_bigcode(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not GPT-BigCode's. Callers read them back."""
-    found = GPT2_KEYS.config(spec)
+    keys = GPT2_KEYS.config(spec)
     attention = spec.layers[0].branches[0] if spec.layers else None
-    if found is None or not isinstance(attention, Attention):
+    if keys is None or not isinstance(attention, Attention):
         return None
-    return {**found, "multi_query": attention.kv_heads == 1}
+    return {**keys, "multi_query": attention.kv_heads == 1}
 
 
 _IGNORED = {

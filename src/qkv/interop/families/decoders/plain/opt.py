@@ -79,18 +79,18 @@ def _scaled(keys: PlainKeys, positions: Positions) -> Any:
 
 def config_of_opt(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not OPT's. Callers read them back to verify."""
-    found = _OPT.config(spec)
-    if found is None:
+    keys = _OPT.config(spec)
+    if keys is None:
         return None
     bias = getattr(spec.layers[0].branches[0], "bias", True)
-    return {**found, "word_embed_proj_dim": spec.width, "enable_bias": bias}
+    return {**keys, "word_embed_proj_dim": spec.width, "enable_bias": bias}
 
 
 def _scaled_keys(keys: PlainKeys) -> Any:
     def config(spec: Model) -> dict[str, Any] | None:
         """Return config.json keys for ``spec``; None if its structure differs. Callers read them back."""
-        found, text = keys.config(spec), spec.frontend
-        return None if found is None or not isinstance(text, Text) else {**found, "scale_embedding": text.scale}
+        values, text = keys.config(spec), spec.frontend
+        return None if values is None or not isinstance(text, Text) else {**values, "scale_embedding": text.scale}
 
     return config
 

@@ -86,19 +86,19 @@ def _first(spec: Model) -> tuple[Attention, Rope] | None:
 
 def config_of_phi(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not Phi's. Callers read them back to verify."""
-    found, first = _PHI.config(spec), _first(spec)
+    keys, first = _PHI.config(spec), _first(spec)
     turned = rope_config(first[1], partial=True) if first else None
-    if found is None or first is None or turned is None:
+    if keys is None or first is None or turned is None:
         return None
-    return {**found, **turned, FRACTION: first[1].fraction, "num_key_value_heads": first[0].kv_heads}
+    return {**keys, **turned, FRACTION: first[1].fraction, "num_key_value_heads": first[0].kv_heads}
 
 
 def config_of_gptj(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not GPT-J's. Callers read them back to verify."""
-    found, first = GPT2_KEYS.config(spec), _first(spec)
-    if found is None or first is None:
+    keys, first = GPT2_KEYS.config(spec), _first(spec)
+    if keys is None or first is None:
         return None
-    return {**found, "rotary_dim": first[1].rotated(first[0].dims(spec.width)[0])}
+    return {**keys, "rotary_dim": first[1].rotated(first[0].dims(spec.width)[0])}
 
 
 def _pairs(spec: Model) -> Way:

@@ -42,8 +42,8 @@ def spec_of_glm4(config: Config, head: Head) -> Model:
 
 def config(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not GLM's. Callers read them back to verify."""
-    found = gated.config_of(spec, lambda attention, feed_forward: {"attention_bias": attention.bias}, rope=False)
-    turned = partial_rope_config(spec, found)
+    keys = gated.config_of(spec, lambda attention, feed_forward: {"attention_bias": attention.bias}, rope=False)
+    turned = partial_rope_config(spec, keys)
     return None if turned is None else {**turned, "pad_token_id": None}
 
 

@@ -46,11 +46,11 @@ def _name_longrope(config: Config) -> None:
 
 def config(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not Phi-3's. Callers read them back to verify."""
-    found = gated.config_of(
+    keys = gated.config_of(
         spec, lambda attention, feed_forward: {"sliding_window": gated.window_of(attention)}, rope=False
     )
     match spec.layers[:1]:
-        case (block,) if found is not None:
+        case (block,) if keys is not None:
             attention = block.branches[0]
         case _:
             return None
@@ -65,7 +65,7 @@ def config(spec: Model) -> dict[str, Any] | None:
     if scaling:
         turned[ORIGINAL] = scaling[ORIGINAL]  # takes precedence beside the table
     relative: Any = attention.relative  # type: ignore[union-attr]
-    return {**found, **turned, FRACTION: relative.fraction, "pad_token_id": None}
+    return {**keys, **turned, FRACTION: relative.fraction, "pad_token_id": None}
 
 
 PHI3 = Family(

@@ -39,10 +39,10 @@ def spec(config: Config, head: Head) -> Model:
 def config(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not SmolLM3's. Callers read them back."""
     alike, turned = gated.with_rope(spec)
-    found = gated.config_of(
+    keys = gated.config_of(
         alike, lambda attention, feed_forward: {"attention_bias": attention.bias, "mlp_bias": feed_forward.bias}
     )
-    return None if found is None else {**found, "no_rope_layers": [int(one) for one in turned], "pad_token_id": None}
+    return None if keys is None else {**keys, "no_rope_layers": [int(one) for one in turned], "pad_token_id": None}
 
 
 SMOLLM3 = Family(

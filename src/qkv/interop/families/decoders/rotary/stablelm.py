@@ -48,29 +48,29 @@ def spec_of_starcoder2(config: Config, head: Head) -> Model:
 
 def config_of_stablelm(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not StableLM's. Callers read them back."""
-    found = gated.config_of(spec, lambda attention, feed_forward: {"use_qkv_bias": attention.bias}, rope=False)
+    keys = gated.config_of(spec, lambda attention, feed_forward: {"use_qkv_bias": attention.bias}, rope=False)
     match spec.layers[:1]:
-        case (Block(branches=(Attention(relative=Rope() as rope), _)) as block,) if found is not None:
+        case (Block(branches=(Attention(relative=Rope() as rope), _)) as block,) if keys is not None:
             turned = rope_config(rope, partial=True)
         case _:
             return None
     if turned is None:
         return None
-    return {**found, **turned, FRACTION: rope.fraction, "use_parallel_residual": block.order == "parallel"}
+    return {**keys, **turned, FRACTION: rope.fraction, "use_parallel_residual": block.order == "parallel"}
 
 
 def config_of_starcoder2(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not StarCoder 2's. Callers read them back."""
-    found = gated.config_of(
+    keys = gated.config_of(
         spec,
         lambda attention, feed_forward: {
             "use_bias": attention.bias,
             "sliding_window": gated.window_of(attention),
         },
     )
-    if found is None or "layer_norm_eps" not in found:
+    if keys is None or "layer_norm_eps" not in keys:
         return None
-    return {**found, "norm_epsilon": found.pop("layer_norm_eps")}
+    return {**keys, "norm_epsilon": keys.pop("layer_norm_eps")}
 
 
 _LAYER = "model.layers.{layer}."
