@@ -107,10 +107,10 @@ class Spec(BaseModel):
 
         The result stays the same when later versions add fields.
         """
-        given = ((name, getattr(self, name), field) for name, field in type(self).model_fields.items())
+        fields = ((name, getattr(self, name), field) for name, field in type(self).model_fields.items())
         return {
             name: _essential(value)
-            for name, value, field in given
+            for name, value, field in fields
             if value != field.get_default(call_default_factory=True)
         }
 
@@ -172,14 +172,14 @@ class Part(Spec):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        own = bounded(handler(source))
+        schema = bounded(handler(source))
         if cls.__dict__.get("_is_slot"):
             return core_schema.no_info_plain_validator_function(
                 lambda value: _fill_slot(cls, value),
                 serialization=core_schema.plain_serializer_function_ser_schema(_dump_part),
                 metadata={"slot": cls},
             )
-        return own
+        return schema
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -239,8 +239,8 @@ def _fill_slot(slot: type[Part], value: Any) -> Part:
 def _no_kind(slot: type[Part], kind: object, word: str) -> str:
     """Return the error message for an unknown kind. ``word``: the text for which a similar kind is suggested."""
     clause = nearest(word, slot.kinds())
-    own = "" if clause.startswith("did you mean") else "; a part of your own needs --import FILE.py"
-    return f"there is no {words(slot.__name__)} {quoted(kind)}; {clause}{own}"
+    advice = "" if clause.startswith("did you mean") else "; a part of your own needs --import FILE.py"
+    return f"there is no {words(slot.__name__)} {quoted(kind)}; {clause}{advice}"
 
 
 def read_short_form(slot: type[Part], text: str) -> Any:
@@ -317,15 +317,17 @@ def _inside_pydantic(problems: list[Problem]) -> PydanticCustomError:
 
 def problems_of(error: ValidationError, top: type[Spec]) -> list[Problem]:
     """Convert pydantic's error for data of type ``top`` to problems; problems inside a part get their full path."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for item in error.errors(include_url=False):
         path: tuple[str | int, ...] = tuple(item["loc"])
         if item["type"] == "problems":
-            found += [p.under(*path) for p in item.get("ctx", {})["problems"]]
+            problems += [p.under(*path) for p in item.get("ctx", {})["problems"]]
         else:
-            found.append(Problem(path, _sentence(item, top)))
+            problems.append(Problem(path, _sentence(item, top)))
     # For a list with an invalid element, pydantic also reports that the list is too short; keep only the cause.
-    return [p for p in found if not any(len(o.path) > len(p.path) and o.path[: len(p.path)] == p.path for o in found)]
+    return [
+        p for p in problems if not any(len(o.path) > len(p.path) and o.path[: len(p.path)] == p.path for o in problems)
+    ]
 
 
 _IN_YAML = {
@@ -337,7 +339,7 @@ _IN_YAML = {
 
 
 def _sentence(item: Any, top: type[Spec]) -> str:
-    kind, given = item["type"], item.get("input")
+    kind, content = item["type"], item.get("input")
     if kind == "extra_forbidden":
         *parents, name = item["loc"]
         return f"unknown key; {nearest(str(name), _fields_at(top, parents))}"
@@ -352,7 +354,7 @@ def _sentence(item: Any, top: type[Spec]) -> str:
     message = message[0].lower() + message[1:]
     if kind == "value_error":
         return message
-    return f"{quoted(given)} given, but {message.replace('input should', 'it should')}"
+    return f"{quoted(content)} given, but {message.replace('input should', 'it should')}"
 
 
 def _fields_at(top: type[Spec], parents: list[str | int]) -> list[str]:
@@ -372,7 +374,7 @@ def _spec_in(annotation: Any) -> type[Spec] | None:
     if isinstance(annotation, type) and issubclass(annotation, Spec):
         return annotation
     inner: tuple[Any, ...] = get_args(annotation)
-    return next((found for found in map(_spec_in, inner) if found is not None), None)
+    return next((spec for spec in map(_spec_in, inner) if spec is not None), None)
 
 
 def words(name: str) -> str:

@@ -199,21 +199,21 @@ class DotProduct(Branch):
         return not self.qk_norm.identity
 
     def problems(self) -> list[Problem]:
-        found: list[Problem] = []
+        problems: list[Problem] = []
         if self.num_heads % self.kv_heads:
-            found.append(
+            problems.append(
                 Problem(
                     ("num_kv_heads",),
                     f"{self.kv_heads} K/V heads cannot be shared evenly by {self.num_heads} query heads",
                 )
             )
         if self.qk_norm.over_batch:
-            found.append(
+            problems.append(
                 Problem(
                     ("qk_norm",), "batch_norm normalises over positions, not heads; use layer_norm, rms_norm or none"
                 )
             )
-        return found
+        return problems
 
     def width_problems(self, width: int) -> list[Problem]:
         return [] if self.head_dim else heads_divide(width, self.num_heads)
@@ -362,9 +362,9 @@ class Attention(MaskedAttention, kind="attention"):
         return self.relative.extrapolates or near
 
     def problems(self) -> list[Problem]:
-        found = super().problems()
+        problems = super().problems()
         if self.relative.causal_only and not self.causal:
-            found.append(
+            problems.append(
                 Problem(
                     ("relative",),
                     f"{self.relative.kind} is defined for causal attention; use a causal mask or another relative part",
@@ -372,28 +372,32 @@ class Attention(MaskedAttention, kind="attention"):
             )
         if not self.norms_heads and (self.qk_norm_over, self.qk_norm_after) != ("head", "projection"):
             field = "qk_norm_over" if self.qk_norm_over != "head" else "qk_norm_after"
-            found.append(Problem((field,), f"there is no norm of queries and keys; give qk_norm, or leave {field} out"))
+            problems.append(
+                Problem((field,), f"there is no norm of queries and keys; give qk_norm, or leave {field} out")
+            )
         if self.clip is not None and not self.maps_values:
-            found.append(Problem(("clip",), "clip applies only to projected values; leave clip or values out"))
+            problems.append(Problem(("clip",), "clip applies only to projected values; leave clip or values out"))
         other = "top_k" if self.top_k else "softcap" if self.softcap else ""
         if self.learned_sink and other:
             sentence = f"a learned sink is defined only for a plain softmax over all scores; leave it or {other} out"
-            found.append(Problem(("learned_sink",), sentence))
-        return found
+            problems.append(Problem(("learned_sink",), sentence))
+        return problems
 
     def width_problems(self, width: int) -> list[Problem]:
-        found = super().width_problems(width) or self._unmapped_problems(width)
-        return found or [p.under("relative") for p in self.relative.head_problems(self.dims(width)[0])]
+        problems = super().width_problems(width) or self._unmapped_problems(width)
+        return problems or [p.under("relative") for p in self.relative.head_problems(self.dims(width)[0])]
 
     def _unmapped_problems(self, width: int) -> list[Problem]:
         """Return the errors if values or outputs have no linear map, but their heads do not add up to ``width``."""
-        features, found = self.dims(width)[1], list[Problem]()
+        features, problems = self.dims(width)[1], list[Problem]()
         cases = (("values", self.maps_values, self.kv_heads), ("output", self.maps_output, self.num_heads))
         for field, mapped, heads in cases:
             if not mapped and heads * features != width:
                 sentence = f"{heads} heads of {features} features are not the {width} of the model"
-                found.append(Problem((field,), f"{sentence}; leave {field} projected, or change their number or size"))
-        return found
+                problems.append(
+                    Problem((field,), f"{sentence}; leave {field} projected, or change their number or size")
+                )
+        return problems
 
 
 class TokenShift(Branch, kind="token_shift"):

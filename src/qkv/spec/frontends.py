@@ -182,14 +182,16 @@ class Placed(Frontend):
         return self.positions.limit(context_length)
 
     def width_problems(self, width: int) -> list[Problem]:
-        found = [p.under("frontend", "positions") for p in self.positions.width_problems(self.vector_width(width))]
+        problems = [p.under("frontend", "positions") for p in self.positions.width_problems(self.vector_width(width))]
         if self.join == "concatenate" and width % 2:
-            found.insert(0, Problem(("width",), f"concatenated positions take half of the width, but {width} is odd"))
-        return found
+            problems.insert(
+                0, Problem(("width",), f"concatenated positions take half of the width, but {width} is odd")
+            )
+        return problems
 
     def problems(self) -> list[Problem]:
-        if found := grid_problems(self.positions, self.grid_axes, "positions"):
-            return found
+        if problems := grid_problems(self.positions, self.grid_axes, "positions"):
+            return problems
         if self.norm_first and self.join == "concatenate":
             return [Problem(("norm_first",), "a norm before positions is for added ones; leave it out, or use 'add'")]
         if self.join == "concatenate" and self.positions.absent:

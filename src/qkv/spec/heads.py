@@ -136,15 +136,15 @@ class Classes(Head):
         return self.changed(num_classes=None)
 
 
-def _known(given: Any) -> Any:
+def _known(value: Any) -> Any:
     """Validate a pooling or a list of poolings. Raises ``ValueError``, as pydantic requires, for an unknown name."""
-    several: list[Any] = [*cast("Iterable[Any]", given)] if isinstance(given, list | tuple) else [given]
+    several: list[Any] = [*cast("Iterable[Any]", value)] if isinstance(value, list | tuple) else [value]
     if not several:
         raise ValueError("the list of poolings is empty; name at least one")
     unknown = next((name for name in several if name not in get_args(PoolingName)), None)
     if unknown is not None:
         raise ValueError(f"there is no pooling {quoted(unknown)}; {nearest(str(unknown), get_args(PoolingName))}")
-    return given if isinstance(given, str) else tuple(several)
+    return value if isinstance(value, str) else tuple(several)
 
 
 class Pooled(Head):
@@ -350,17 +350,17 @@ class CodebookHead(OfImages, kind="codebook"):
     from_frontend: ClassVar[tuple[str, ...]] = ("grid", "cell", "height", "width", "channels")
 
     def problems(self) -> list[Problem]:
-        found, scale = list[Problem](), 2 ** len(self.upsampling)
+        problems, scale = list[Problem](), 2 ** len(self.upsampling)
         if self.cell is not None and self.cell % scale:
             sentence = f"{len(self.upsampling)} doublings do not divide the {self.cell} pixels of a code"
-            found.append(Problem(("upsampling",), f"{sentence}; list fewer, or change the patches or the stem"))
+            problems.append(Problem(("upsampling",), f"{sentence}; list fewer, or change the patches or the stem"))
         if self.grid and self.cell and self.height and self.width:
             covered = self.grid[0] * self.cell, self.grid[1] * self.cell
             if covered[0] < self.height or covered[1] < self.width:
                 sentence = f"{self.height} × {self.width} pixels, but patches cover only {covered[0]} × {covered[1]}"
                 advice = f"give images of a multiple of {self.cell} pixels (data.processor.height and width)"
-                found.append(Problem(("height",), f"{sentence}; {advice}"))
-        return found
+                problems.append(Problem(("height",), f"{sentence}; {advice}"))
+        return problems
 
 
 class MixtureHead(OfImages, kind="mixture"):

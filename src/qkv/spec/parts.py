@@ -182,9 +182,9 @@ def grid_problems(part: OnGrid, axes: int, *path: str | int) -> list[Problem]:
     """Return one error at ``path`` if ``part`` needs a grid whose number of axes differs from ``axes``; else empty."""
     if part.axes in (1, axes):
         return []
-    found = "a sequence" if axes == 1 else f"on a grid of {axes}"
+    place = "a sequence" if axes == 1 else f"on a grid of {axes}"
     sentence = f"{part.kind!r} needs positions on a grid of {part.axes} axes, such as image patches, and these are"
-    return [Problem(path, f"{sentence} {found}; use another kind")]
+    return [Problem(path, f"{sentence} {place}; use another kind")]
 
 
 class Positions(Part, slot=True):
@@ -281,26 +281,26 @@ class Axial(Positions, kind="axial"):
         return [Problem(("widths",), f"{sentence}; give widths that add up to it, or none")]
 
     def problems(self) -> list[Problem]:
-        found = [
+        problems = [
             Problem((name,), f"{min(sizes)} given, but each axis needs at least 1")
             for name, sizes in (("shape", self.shape), ("widths", self.widths))
             if sizes and min(sizes) < 1
         ]
         if self.widths and len(self.widths) != len(self.shape):
-            found.append(
+            problems.append(
                 Problem(
                     ("widths",),
                     f"{len(self.widths)} widths are given for {len(self.shape)} axes; give one for each, or none",
                 )
             )
-        if not found and prod(self.shape) > LARGEST:
-            found.append(
+        if not problems and prod(self.shape) > LARGEST:
+            problems.append(
                 Problem(
                     ("shape",),
                     f"a grid of more than {LARGEST} positions is larger than any sequence; give smaller axes",
                 )
             )
-        return found
+        return problems
 
 
 class Sinusoidal(Positions, kind="sinusoidal"):

@@ -138,8 +138,8 @@ class WordFeatures(Processor, kind="word_features"):
         """Number of features of a typical word, of six letters."""
         letters = 6
         ngrams = sum(max(0, letters + 3 - size) for size in range(self.shortest, self.longest + 1))
-        own = 1 + 2 * min(self.affixes, letters) + ngrams + 2 * self.shape
-        return own + 2 * self.neighbours * (1 + self.shape)
+        features = 1 + 2 * min(self.affixes, letters) + ngrams + 2 * self.shape
+        return features + 2 * self.neighbours * (1 + self.shape)
 
     def problems(self) -> list[Problem]:
         if 0 < self.longest < self.shortest:

@@ -59,13 +59,13 @@ def implements(*parts: type[Part], of: type[Part] | None = None) -> Callable[[C]
     that part. Example: ``@implements(spec.NextToken, of=spec.ImageCodes)``, a task on the values of a processor.
     """
 
-    def register(found: C) -> C:
+    def register(target: C) -> C:
         for part in parts:
             if of is None:
-                PARTS[part] = found
+                PARTS[part] = target
             else:
-                _WITH[part, of] = found
-        return found
+                _WITH[part, of] = target
+        return target
 
     return register
 
@@ -80,13 +80,13 @@ def implementation(part: Part, *packages: str, of: Part | None = None) -> Any:
     if kind not in PARTS or of is not None:
         import_all(*packages)
     pairs = ((kind, other) for other in type(of).__mro__)
-    found = next((_WITH[pair] for pair in pairs if pair in _WITH), PARTS.get(kind))
-    if found is None:
+    target = next((_WITH[pair] for pair in pairs if pair in _WITH), PARTS.get(kind))
+    if target is None:
         raise UserError(
             f"no module implements {part.kind!r}; import the file that does, or mark it with "
             f"@implements({kind.__name__})"
         )
-    return found
+    return target
 
 
 def registered(part: type[Part]) -> Any:
@@ -97,7 +97,7 @@ def registered(part: type[Part]) -> Any:
 def implementations(slot: type[P], *packages: str) -> dict[type[P], Any]:
     """Return the implementation of every part of a slot, by spec class, after importing all modules of ``packages``."""
     import_all(*packages)
-    return {part: found for part, found in PARTS.items() if issubclass(part, slot)}
+    return {part: target for part, target in PARTS.items() if issubclass(part, slot)}
 
 
 def import_all(*packages: str) -> None:
@@ -109,10 +109,10 @@ def import_all(*packages: str) -> None:
         if package not in _imported and package not in _importing:
             _importing.add(package)
             try:
-                for found in pkgutil.iter_modules(import_module(package).__path__):
-                    import_module(f"{package}.{found.name}")
-                    if found.ispkg:
-                        import_all(f"{package}.{found.name}")
+                for module in pkgutil.iter_modules(import_module(package).__path__):
+                    import_module(f"{package}.{module.name}")
+                    if module.ispkg:
+                        import_all(f"{package}.{module.name}")
                 _imported.add(package)
             finally:
                 _importing.discard(package)

@@ -283,16 +283,16 @@ class WordVectors(Task):
     )
 
     def model_problems(self, model: Model) -> list[Problem]:
-        found: list[Problem] = []
+        problems: list[Problem] = []
         if model.blocks:
-            found.append(
+            problems.append(
                 Problem(("blocks",), f"the task {self.kind!r} trains word vectors without blocks; give model.blocks=[]")
             )
         if model.tied:
-            found.append(
+            problems.append(
                 Problem(("head", "tied"), f"the task {self.kind!r} has a separate table of output vectors; give false")
             )
-        return found
+        return problems
 
 
 class SkipGram(WordVectors, kind="skip_gram"):
@@ -369,8 +369,8 @@ class BySize(Generated):
         raise NotImplementedError
 
     def problems(self) -> list[Problem]:
-        found = [(field, size) for field in ("sizes", "longer") for size in getattr(self, field) if size < 1]
-        return [Problem((field,), f"{size} given, but a size is at least 1") for field, size in found[:1]]
+        wrong = [(field, size) for field in ("sizes", "longer") for size in getattr(self, field) if size < 1]
+        return [Problem((field,), f"{size} given, but a size is at least 1") for field, size in wrong[:1]]
 
     def model_problems(self, model: Model) -> list[Problem]:
         if model.causal:

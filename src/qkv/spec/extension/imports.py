@@ -69,8 +69,8 @@ def import_more() -> None:
 
 def add_to_variable(names: list[str]) -> None:
     """Add ``names`` to the variable ``QKV_IMPORT``, so that child processes can import them."""
-    known = os.environ.get(VARIABLE, "").split(os.pathsep)
-    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(filter(None, [*known, *names])))
+    modules = os.environ.get(VARIABLE, "").split(os.pathsep)
+    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys(filter(None, [*modules, *names])))
 
 
 def imports_given() -> str:
@@ -81,23 +81,25 @@ def imports_given() -> str:
 
 def imported_line(error: BaseException) -> str | None:
     """Return "file:line" of the last call of ``error``'s traceback inside a module imported here, or None."""
-    found = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.realpath(frame.filename) in _files]
-    return f"{found[-1].filename}:{found[-1].lineno}" if found else None
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if os.path.realpath(frame.filename) in _files
+    ]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
 
-def _of_file(path: Path, given: str) -> str:
+def _of_file(path: Path, text: str) -> str:
     """Return the module name of the file ``path``.
 
-    Raises ``UserError`` if there is no such file, or if another module has this name. ``given``: the text of the user.
+    Raises ``UserError`` if there is no such file, or if another module has this name. ``text``: the text of the user.
     """
     if not path.is_file() or path.suffix != ".py":
         what = "there is no such file" if not path.exists() else "a part is imported from a Python file, NAME.py"
-        raise UserError(f"--import {given}: {what}; give a file or a dotted module")
+        raise UserError(f"--import {text}: {what}; give a file or a dotted module")
     if "." in path.stem:
-        raise UserError(f"--import {given}: a module name cannot have a dot before '.py'; rename the file")
-    taken = _place(path.stem)
-    if taken is not None and taken != os.path.realpath(path):
-        raise UserError(f"--import {given}: the module name {path.stem!r} is taken by {taken}; rename the file")
+        raise UserError(f"--import {text}: a module name cannot have a dot before '.py'; rename the file")
+    place = _place(path.stem)
+    if place is not None and place != os.path.realpath(path):
+        raise UserError(f"--import {text}: the module name {path.stem!r} is taken by {place}; rename the file")
     return path.stem
 
 
@@ -109,23 +111,23 @@ def _place(name: str) -> str | None:
     from importlib.util import find_spec  # rarely needed, as are other imports inside functions here
 
     try:
-        found = find_spec(name)
+        module_spec = find_spec(name)
     except (ValueError, ImportError):  # a module made by hand, such as __main__
         return "a module without a file"
-    if found is None:
+    if module_spec is None:
         return None
-    return os.path.realpath(found.origin) if found.has_location and found.origin else "Python itself"
+    return os.path.realpath(module_spec.origin) if module_spec.has_location and module_spec.origin else "Python itself"
 
 
 def _sentence(error: BaseException, name: str) -> str:
     """Return the message for an error that an import raised, with the file and line where it arose."""
-    said = " ".join(f"{type(error).__name__}: {error}".strip(": ").split())
+    message = " ".join(f"{type(error).__name__}: {error}".strip(": ").split())
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
     places = list(_own_lines(error))
     if not places:
-        return f"--import {name}: {said}"
-    return f"{places[-1]}: {said}"
+        return f"--import {name}: {message}"
+    return f"{places[-1]}: {message}"
 
 
 def _own_lines(error: BaseException) -> Iterator[str]:

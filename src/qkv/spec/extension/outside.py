@@ -22,13 +22,13 @@ def outside_parts(spec: Spec) -> list[dict[str, Any]]:
 
     A part that is specified in one file and implemented in another has an entry for each.
     """
-    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    parts: dict[tuple[str, str, str], dict[str, Any]] = {}
     for part in _parts_in(spec):
         for module in dict.fromkeys((part.__module__, getattr(registered(part), "__module__", part.__module__))):
             if module.partition(".")[0] != "qkv":
                 slot = _slot_of(part)
-                found[slot, part.kind, module] = {"kind": part.kind, "slot": slot, "module": module, **_file_of(module)}
-    return [found[key] for key in sorted(found)]
+                parts[slot, part.kind, module] = {"kind": part.kind, "slot": slot, "module": module, **_file_of(module)}
+    return [parts[key] for key in sorted(parts)]
 
 
 def check_outside_parts(folder: Path) -> None:
@@ -102,16 +102,16 @@ def _file_of(module: str) -> dict[str, str | None]:
 
 def _read(file: Path) -> list[dict[str, Any]]:
     try:
-        found: Any = json.loads(file.read_text(encoding="utf-8"))
+        content: Any = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} cannot be read: {error}") from None
     names, may_be_absent = {"kind", "slot", "module"}, {"path", "sha256"}
-    if not isinstance(found, list) or not all(
+    if not isinstance(content, list) or not all(
         isinstance(entry, dict)
         and entry.keys() >= names | may_be_absent
         and all(isinstance(entry[name], str) for name in names)
         and all(isinstance(entry[name], str | None) for name in may_be_absent)
-        for entry in cast("list[Any]", found)
+        for entry in cast("list[Any]", content)
     ):
         raise UserError(f"{file} should hold a list of parts, each with a kind, slot, module, path and sha256")
-    return cast("list[dict[str, Any]]", found)
+    return cast("list[dict[str, Any]]", content)

@@ -24,8 +24,8 @@ def kept_name(source: str) -> str | None:
 
     The name determines the content, so the folder is not part of a run's identity.
     """
-    found = _KEPT.search(source)
-    return found[1] if found else None
+    match = _KEPT.search(source)
+    return match[1] if match else None
 
 
 def is_kept_text(source: str) -> bool:

@@ -33,12 +33,12 @@ class _Generator(GenerateJsonSchema):
     """Pydantic's schema generator, with concise defaults and without titles of fields."""
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        found = super().default_schema(schema)
+        node = super().default_schema(schema)
         default: Any = schema.get("default")
-        if "default" in found and isinstance(default, (Spec, tuple)):
-            choices: list[Node] = [found, found.get("items", {}), *found.get("anyOf", [])]
-            found["default"] = plain(default, in_slot=any("x-slot" in choice for choice in choices))
-        return found
+        if "default" in node and isinstance(default, (Spec, tuple)):
+            choices: list[Node] = [node, node.get("items", {}), *node.get("anyOf", [])]
+            node["default"] = plain(default, in_slot=any("x-slot" in choice for choice in choices))
+        return node
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False

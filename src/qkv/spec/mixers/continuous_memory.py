@@ -63,19 +63,19 @@ class ContinuousMemory(DotProduct, kind="continuous_memory"):
         return self.base is None or self.reach <= length
 
     def problems(self) -> list[Problem]:
-        found = super().problems()
+        problems = super().problems()
         if self.reach < self.segment:
             sentence = (
                 f"a window of {self.reach} positions is shorter than a segment of {self.segment}; "
                 f"give {self.segment} or more"
             )
-            found.append(Problem(("window",), sentence))
-        return found
+            problems.append(Problem(("window",), sentence))
+        return problems
 
     def width_problems(self, width: int) -> list[Problem]:
-        found = super().width_problems(width)
+        problems = super().width_problems(width)
         key = self.dims(width)[0]
-        return found if found or self.base is None else rotated_pairs("head_dim", "a head", key)
+        return problems if problems or self.base is None else rotated_pairs("head_dim", "a head", key)
 
     def canonical(self, width: int) -> Self:
         return super().canonical(width).changed(window=self.reach, num_samples=self.samples)

@@ -53,16 +53,18 @@ class LatentAttention(Masked, Headed, kind="latent_attention"):
         return self.rope_dim == 0 or near
 
     def problems(self) -> list[Problem]:
-        found: list[Problem] = []
+        problems: list[Problem] = []
         if self.rope_dim and self.rope_dim % 2:
-            found.append(Problem(("rope_dim",), f"RoPE rotates pairs of features, not {self.rope_dim}; make it even"))
+            problems.append(
+                Problem(("rope_dim",), f"RoPE rotates pairs of features, not {self.rope_dim}; make it even")
+            )
         if self.scaling is not None and self.scaling.fixed_up_to is not None:
             sentence = f"frequencies of {self.scaling.kind!r} depend on the length of a row; use another scaling"
-            found.append(Problem(("scaling",), sentence))
+            problems.append(Problem(("scaling",), sentence))
         if self.norm.over_batch:
             sentence = "batch_norm normalises over positions, also over later ones; use layer_norm, rms_norm or none"
-            found.append(Problem(("norm",), sentence))
-        return found
+            problems.append(Problem(("norm",), sentence))
+        return problems
 
     def width_problems(self, width: int) -> list[Problem]:
         return [] if self.head_dim else heads_divide(width, self.num_heads)

@@ -44,9 +44,9 @@ class Retention(Branch, kind="retention"):
         return self.base is None
 
     def width_problems(self, width: int) -> list[Problem]:
-        found = [] if self.head_dim else heads_divide(width, self.num_heads)
+        problems = [] if self.head_dim else heads_divide(width, self.num_heads)
         key = self.dims(width)[0]
-        return found if found or self.base is None else rotated_pairs("head_dim", "a head", key)
+        return problems if problems or self.base is None else rotated_pairs("head_dim", "a head", key)
 
     def canonical(self, width: int) -> Self:
         head_dim, value_dim = self.dims(width)

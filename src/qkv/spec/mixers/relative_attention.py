@@ -65,27 +65,27 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
         return super().canonical(width).changed(table_dropout=0.0)
 
     def problems(self) -> list[Problem]:
-        found = super().problems()
+        problems = super().problems()
         if self.terms == 1:
-            found.append(
+            problems.append(
                 Problem(
                     ("content_to_position",),
                     "both position terms are off; keep one, or use 'attention', which has content scores only",
                 )
             )
         if self.table_norm.over_batch:
-            found.append(
+            problems.append(
                 Problem(("table_norm",), "batch_norm does not apply to a table; use layer_norm, rms_norm or none")
             )
         if self.position_buckets is not None and self.max_distance < self.position_buckets // 2 + 2:
             least = self.position_buckets // 2 + 2
-            found.append(
+            problems.append(
                 Problem(
                     ("max_distance",),
                     f"{self.max_distance} is too small, as distances below {least} have one bucket each; give {least}",
                 )
             )
-        return found
+        return problems
 
 
 class RelativeAttention(MaskedAttention, kind="relative_attention"):

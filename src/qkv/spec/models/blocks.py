@@ -66,13 +66,13 @@ class Block(Spec):
         return self.residual.reversible
 
     def problems(self) -> list[Problem]:
-        found = self._reversible_problems() if self.reversible else []
+        problems = self._reversible_problems() if self.reversible else []
         if len(self.norms) not in (0, len(self.branches)):
             sentence = (
                 f"{len(self.norms)} norms are given for {len(self.branches)} branches; give one for each, or none"
             )
-            found.append(Problem(("norms",), sentence))
-        return found
+            problems.append(Problem(("norms",), sentence))
+        return problems
 
     def _reversible_problems(self) -> list[Problem]:
         if self.order not in ("pre", "sandwich"):
@@ -137,9 +137,9 @@ class Layered(Spec):
     @property
     def growth(self) -> Growth | None:
         """Theoretical growth of all blocks' cost with the number of positions; None if a branch does not state it."""
-        found = [branch.growth for block in self.layers for branch in block.branches]
-        known = [growth for growth in found if growth is not None]
-        return Growth.of(known) if len(known) == len(found) else None
+        growths = [branch.growth for block in self.layers for branch in block.branches]
+        stated = [growth for growth in growths if growth is not None]
+        return Growth.of(stated) if len(stated) == len(growths) else None
 
     @property
     def depth(self) -> int:
@@ -246,23 +246,23 @@ class Layered(Spec):
 
     def block_problems(self, width: int) -> list[Problem]:
         """Return the errors in the blocks' settings for a stack of ``width`` features, with paths; empty if none."""
-        found: list[Problem] = []
+        problems: list[Problem] = []
         for i, block in enumerate(self.blocks):
             for j, branch in enumerate(block.branches):
                 wrong = branch.width_problems(width)
                 if self.rows_known:
                     wrong += branch.position_problems(self.row_positions)
                 wrong += branch.grid_problems(self.grid_axes)
-                found += [p.under("blocks", i, "branches", j) for p in wrong]
+                problems += [p.under("blocks", i, "branches", j) for p in wrong]
         if self.num_layers and not self.blocks:
-            found.append(
+            problems.append(
                 Problem(
                     ("num_layers",),
                     f"{self.num_layers} layers given, but no block is listed; leave the key out, or list a block",
                 )
             )
         if self.num_layers and self.num_layers < len(self.blocks):
-            found.append(
+            problems.append(
                 Problem(
                     ("num_layers",),
                     f"{self.num_layers} layers are fewer than the {len(self.blocks)} blocks of the pattern",
@@ -276,8 +276,8 @@ class Layered(Spec):
                 "other blocks are reversible (two streams) and this one is not (one stream); "
                 "make all of them reversible, or none"
             )
-            found.append(Problem(("blocks", other, "residual"), sentence))
-        return found + self._average_problems()
+            problems.append(Problem(("blocks", other, "residual"), sentence))
+        return problems + self._average_problems()
 
     def _average_problems(self) -> list[Problem]:
         if self.depth_average is None:

@@ -24,13 +24,13 @@ class Growth(NamedTuple):
     @staticmethod
     def of(branches: Iterable[Growth]) -> Growth:
         """Combine the growth of branches that follow each other: the largest exponents, and the shortest path."""
-        found = list(branches)
-        paths = [growth.path for growth in found if growth.path is not None]
+        growths = list(branches)
+        paths = [growth.path for growth in growths if growth.path is not None]
         return Growth(
-            max((growth.time for growth in found), default=1.0),
-            max((growth.memory for growth in found), default=1.0),
+            max((growth.time for growth in growths), default=1.0),
+            max((growth.memory for growth in growths), default=1.0),
             min(paths, default=None),
-            max((growth.steps for growth in found), default=0.0),
+            max((growth.steps for growth in growths), default=0.0),
         )
 
 

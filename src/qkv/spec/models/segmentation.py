@@ -152,13 +152,14 @@ class Megabyte(Segmentation, kind="megabyte"):
 
     def problems_with(self, stack: Layered, width: int) -> list[Problem]:
         path = ("segmentation", "patches")
-        own = self.inner_width(width)
-        found = super().problems_with(stack, width)
-        found += [
-            p.under(*path) for p in (*self.patches.block_problems(own), *super().problems_with(self.patches, own))
+        inner_width = self.inner_width(width)
+        problems = super().problems_with(stack, width)
+        problems += [
+            p.under(*path)
+            for p in (*self.patches.block_problems(inner_width), *super().problems_with(self.patches, inner_width))
         ]
         wrong = self.patches.first_branch(lambda branch: branch.exactness.length is not None)
         if wrong:
             sentence = "decoding reads patches one by one, and this branch decodes only short rows exactly"
-            found.append(Problem((*path, *wrong), f"{sentence}; use another mixer over patches"))
-        return found
+            problems.append(Problem((*path, *wrong), f"{sentence}; use another mixer over patches"))
+        return problems

@@ -31,8 +31,8 @@ class Start(Part, slot=True):
 
     @classmethod
     def short_form(cls, text: str) -> Any:
-        found = _KIND.fullmatch(text)
-        if found and (found[2] is not None or found[1] in cls.kinds()) and cls.of_kind(found[1]) is not None:
+        match = _KIND.fullmatch(text)
+        if match and (match[2] is not None or match[1] in cls.kinds()) and cls.of_kind(match[1]) is not None:
             return call_form(cls, text)
         return {"kind": "checkpoint", "source": text}
 

@@ -32,8 +32,8 @@ def operated(recipe: Recipe, changes: Iterable[str | Assignment]) -> Recipe:
             _inherit(before, data["model"].get(name))
     if (within := model.segmentation) and within.inner:
         _inherit(within.inner, cast("dict[str, Any]", data["model"].get("segmentation") or {}).get(within.inner_name))
-    found = Recipe.parse(data, "the changed recipe")
-    return found.changed(model=folded(found.model))
+    result = Recipe.parse(data, "the changed recipe")
+    return result.changed(model=folded(result.model))
 
 
 def unrolled(model: Model) -> Model:
@@ -67,8 +67,8 @@ def _folded(stack: L) -> L:
 def shortest_pattern(layers: Sequence[Block]) -> tuple[Block, ...]:
     """Return the shortest prefix of ``layers`` that gives all of them when it is repeated."""
     periods = range(1, len(layers))
-    found = (p for p in periods if all(layer == layers[i % p] for i, layer in enumerate(layers)))
-    return tuple(layers[: next(found, len(layers))])
+    fitting = (p for p in periods if all(layer == layers[i % p] for i, layer in enumerate(layers)))
+    return tuple(layers[: next(fitting, len(layers))])
 
 
 def _inherit(old: Layered, data: Any) -> None:
@@ -93,15 +93,17 @@ def _filled(block: Block, i: int, value: Any) -> Any:
             return value  # parsing the whole spec refuses it later, with its path
     if not isinstance(fields, dict):
         return value
-    said = cast("dict[str, Any]", fields)
-    kind = Branch.of_kind(said.get("kind"))
+    settings = cast("dict[str, Any]", fields)
+    kind = Branch.of_kind(settings.get("kind"))
     if kind is None:
         return value
     common = {
         name: field for name, field in type(old).model_fields.items() if _same_field(kind, name, field.annotation)
     }
-    kept = {name: plain(getattr(old, name), is_slot(shape_of(field.annotation).spec)) for name, field in common.items()}
-    return {**kept, **said}
+    old_fields = {
+        name: plain(getattr(old, name), is_slot(shape_of(field.annotation).spec)) for name, field in common.items()
+    }
+    return {**old_fields, **settings}
 
 
 def _same_field(kind: type[Branch], name: str, annotation: Any) -> bool:

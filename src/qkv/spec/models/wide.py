@@ -54,8 +54,8 @@ class WidePath(Part, slot=True):
 
 
 def _sum(*counts: int | None) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
+    present = [count for count in counts if count is not None]
+    return sum(present) if len(present) == len(counts) else None
 
 
 class Ngrams(WidePath, kind="ngrams"):

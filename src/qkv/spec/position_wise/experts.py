@@ -110,23 +110,23 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
     def _group_problems(self) -> list[Problem]:
         if self.num_experts % self.groups:
             return [Problem(("groups",), f"{self.num_experts} experts cannot form {self.groups} groups of equal size")]
-        most, found = self.kept_groups * self.per_group, list[Problem]()
+        most, problems = self.kept_groups * self.per_group, list[Problem]()
         if self.kept_groups > self.groups:
             sentence = f"{self.kept_groups} groups cannot be chosen among {self.groups}; give at most {self.groups}"
-            found.append(Problem(("top_groups",), sentence))
+            problems.append(Problem(("top_groups",), sentence))
         elif most < self.top_k <= self.num_experts:
             sentence = f"{self.kept_groups} groups have {most} experts, fewer than the {self.top_k} to choose"
-            found.append(Problem(("top_groups",), sentence))
+            problems.append(Problem(("top_groups",), sentence))
         if self.kept_groups < self.groups and self.group_best > self.per_group:
             sentence = f"a group has {self.per_group} experts, fewer than the {self.group_best} that rank it"
-            found.append(Problem(("group_best",), sentence))
-        return found
+            problems.append(Problem(("group_best",), sentence))
+        return problems
 
     def _expert_problems(self) -> list[Problem]:
         alone = [name for name in ("shared_hidden", "shared_gate") if getattr(self, name) and not self.num_shared]
-        found = [Problem((name,), "there are no shared experts; give num_shared, or leave it out") for name in alone]
+        problems = [Problem((name,), "there are no shared experts; give num_shared, or leave it out") for name in alone]
         unused = [name for name in ("limit", "shift") if getattr(self, name) and not self.gated]
-        return found + [Problem((name,), "it applies only to gated experts; leave it out") for name in unused]
+        return problems + [Problem((name,), "it applies only to gated experts; leave it out") for name in unused]
 
     def expert(self, width: int) -> FeedForward | GatedFeedForward:
         """Return the spec of an expert at model width ``width``."""

@@ -34,15 +34,15 @@ class ProductKeyMemory(Branch, kind="product_key_memory"):
         return self.key_dim or max(2, width // 2 * 2)
 
     def problems(self) -> list[Problem]:
-        found: list[Problem] = []
+        problems: list[Problem] = []
         if self.key_dim and self.key_dim % 2:
-            found.append(
+            problems.append(
                 Problem(("key_dim",), f"{self.key_dim} features have no two equal halves; make the number even")
             )
         if self.top_k > self.num_keys**2:
             sentence = f"{self.top_k} values cannot be read of {self.num_keys} × {self.num_keys}"
-            found.append(Problem(("top_k",), f"{sentence}; give at most {self.num_keys**2}"))
-        return found
+            problems.append(Problem(("top_k",), f"{sentence}; give at most {self.num_keys**2}"))
+        return problems
 
     def canonical(self, width: int) -> Self:
         return self.changed(key_dim=self.size(width))

@@ -79,18 +79,18 @@ class Reached(NamedTuple):
     typed: bool
 
 
-def reached(shown: Sequence[str], result: Result | None, typed: Sequence[Typed]) -> Reached | None:
-    """Collect the metrics ``shown`` from the full form's ``result``, else from ``typed``; None without any."""
+def reached(paths: Sequence[str], result: Result | None, typed: Sequence[Typed]) -> Reached | None:
+    """Collect the metrics ``paths`` from the full form's ``result``, else from ``typed``; None without any."""
     result = result if result and result.form == "full" else None
     by_hand = {entry.figure: entry for entry in typed if entry.figure}
-    found: list[tuple[str, float, float | None]] = []
-    for path in shown:
+    metrics: list[tuple[str, float, float | None]] = []
+    for path in paths:
         figure = result.figure(path) if result else None
         if figure:
-            found.append((path, figure.mean, figure.spread))
+            metrics.append((path, figure.mean, figure.spread))
         elif path in by_hand:
-            found.append((path, by_hand[path].value, by_hand[path].spread))
+            metrics.append((path, by_hand[path].value, by_hand[path].spread))
     if result:
-        return Reached(tuple(found), result.minutes, tuple(result.seeds), result.date, typed=False)
+        return Reached(tuple(metrics), result.minutes, tuple(result.seeds), result.date, typed=False)
     first = next(iter(by_hand.values()), None)
-    return first and Reached(tuple(found), first.minutes, tuple(first.seeds), first.date, typed=True)
+    return first and Reached(tuple(metrics), first.minutes, tuple(first.seeds), first.date, typed=True)

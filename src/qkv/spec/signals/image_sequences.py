@@ -83,16 +83,16 @@ class ImagePatches(ImageSequence, kind="image_patches"):
         return None if self.images.channels is None else self.patch**2 * self.images.channels
 
     def problems(self) -> list[Problem]:
-        found = list[Problem]()
+        problems = list[Problem]()
         if self.images.augment:
             sentence = "the model would learn to generate augmented images; leave it out"
-            found.append(Problem(("images", "augment"), sentence))
+            problems.append(Problem(("images", "augment"), sentence))
         for name in ("height", "width"):
             size = getattr(self.images, name)
             if size is not None and size % self.patch:
                 sentence = f"patches of {self.patch} pixels do not divide {size}; give a multiple"
-                found.append(Problem(("images", name), sentence))
-        return found
+                problems.append(Problem(("images", name), sentence))
+        return problems
 
 
 class PatchVectors(Placed, kind="image_patches"):

@@ -130,13 +130,13 @@ class Pixels(Processor):
         For images of another size, the size before a centre crop changes in proportion.
         """
         assert isinstance(start, Pixels)
-        own, fields = self, type(self).model_fields
+        clone, fields = self, type(self).model_fields
         sides = self.height or start.height, self.width or start.width
         if self.resized is None and start.resized and start.height and start.width and None not in sides:
             grown = max((new or 0) / old for new, old in zip(sides, (start.height, start.width), strict=True))
-            own = self.changed(height=sides[0], width=sides[1], resized=round(start.resized * grown))
-        return own.changed(
-            **{name: getattr(start, name) for name in fields if getattr(own, name) == fields[name].default}
+            clone = self.changed(height=sides[0], width=sides[1], resized=round(start.resized * grown))
+        return clone.changed(
+            **{name: getattr(start, name) for name in fields if getattr(clone, name) == fields[name].default}
         )
 
     @property
@@ -156,17 +156,17 @@ class Pixels(Processor):
         return count
 
     def problems(self) -> list[Problem]:
-        found = _channel_problems(self.channels)
+        problems = _channel_problems(self.channels)
         for name, values in (("mean", self.mean), ("deviation", self.deviation)):
             if values is not None and self.channels is not None and len(values) != self.channels:
                 sentence = f"{len(values)} values are given for {self.channels} channels; give one for each"
-                found.append(Problem((name,), sentence))
+                problems.append(Problem((name,), sentence))
         if (self.mean is None) != (self.deviation is None):
-            found.append(Problem(("mean",), "mean and deviation are given together, or neither"))
+            problems.append(Problem(("mean",), "mean and deviation are given together, or neither"))
         if self.resized is not None and self.height and self.width and self.resized < max(self.height, self.width):
             sentence = f"{self.resized} pixels are too few for a crop of {self.height} × {self.width}"
-            found.append(Problem(("resized",), sentence))
-        return found
+            problems.append(Problem(("resized",), sentence))
+        return problems
 
 
 class Images(Pixels, kind="images"):
@@ -285,13 +285,15 @@ class Patches(Placed, kind="patches"):
         return self.changed(dropout=0.0, positions=self.positions.canonical(self.grid))
 
     def problems(self) -> list[Problem]:
-        found = [*super().problems(), *_channel_problems(self.channels)]
+        problems = [*super().problems(), *_channel_problems(self.channels)]
         if self.grid is not None and 0 in self.grid:
             sentence = f"patches of {self.patch} pixels are larger than images of {self.height} × {self.width}"
-            found.append(Problem(("patch",), f"{sentence}{' after the stem' if self.stem else ''}; give a smaller one"))
+            problems.append(
+                Problem(("patch",), f"{sentence}{' after the stem' if self.stem else ''}; give a smaller one")
+            )
         leading = self.leading_placed
-        given = getattr(self.positions, "leading", leading) if self.positions.leads else leading
-        if given != leading:
-            sentence = f"{given} given, but {leading} positions with a vector precede the patches"
-            found.append(Problem(("positions", "leading"), f"{sentence}; give their number"))
-        return found
+        number = getattr(self.positions, "leading", leading) if self.positions.leads else leading
+        if number != leading:
+            sentence = f"{number} given, but {leading} positions with a vector precede the patches"
+            problems.append(Problem(("positions", "leading"), f"{sentence}; give their number"))
+        return problems

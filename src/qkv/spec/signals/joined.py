@@ -45,20 +45,20 @@ class Joined(Text, kind="joined"):
         return super().canonical(width).changed(inputs=alike)
 
     def width_problems(self, width: int) -> list[Problem]:
-        own = self.vector_width(width)
+        vector_width = self.vector_width(width)
         inner = [
             Problem(("frontend", "inputs", name, *problem.path), problem.sentence)
             for name, frontend in self.inputs.items()
-            for problem in frontend.width_problems(own)
+            for problem in frontend.width_problems(vector_width)
         ]
         return [*super().width_problems(width), *inner]
 
     def problems(self) -> list[Problem]:
         wrong = next((name for name, each in self.inputs.items() if each.processor is None), None)
-        found = list[Problem]()
+        problems = list[Problem]()
         if wrong is not None:
             sentence = f"{self.inputs[wrong].kind!r} does not read the values of a processor, so it cannot be joined"
-            found.append(Problem(("inputs", wrong), sentence))
+            problems.append(Problem(("inputs", wrong), sentence))
         if self.query:
-            found.append(Problem(("query",), "here, ids below 0 are the placeholders of other inputs; leave it out"))
-        return [*super().problems(), *found]
+            problems.append(Problem(("query",), "here, ids below 0 are the placeholders of other inputs; leave it out"))
+        return [*super().problems(), *problems]

@@ -109,9 +109,9 @@ class OfSeries(Placed):
 
     def _filled(self, **sizes: int) -> Self:
         for name, size in sizes.items():
-            given = getattr(self, name)
-            if given not in (None, size):
-                sentence = f"{given} given, but the data has {size}; leave the key out"
+            value = getattr(self, name)
+            if value not in (None, size):
+                sentence = f"{value} given, but the data has {size}; leave the key out"
                 raise SpecError([Problem((name,), sentence)])
         return self.changed(**sizes)
 
@@ -153,9 +153,9 @@ class SeriesPatches(OfSeries, kind="series_patches"):
     frequencies: int = Field(default=0, ge=0, le=10_000, description="sine waves of the time of each value; 0: none")
 
     def canonical(self, width: int) -> Self:
-        found = super().canonical(width)
+        patches = super().canonical(width)
         whole = self.steps is not None and max(0, self.steps - self.patch) % self.stride == 0
-        return found.changed(align="start") if whole else found
+        return patches.changed(align="start") if whole else patches
 
     @property
     def rows_per_channel(self) -> bool:
@@ -185,18 +185,20 @@ class SeriesPatches(OfSeries, kind="series_patches"):
         return super().of_steps(steps)
 
     def problems(self) -> list[Problem]:
-        found = super().problems()
+        problems = super().problems()
         if self.channels == "inverted" and self.frequencies:
             sentence = "a position that contains all steps of a channel has no single time; use 'apart' or 'mixed'"
-            found.append(Problem(("frequencies",), sentence))
+            problems.append(Problem(("frequencies",), sentence))
         if self.steps is not None and self.channels != "inverted" and self.steps < self.patch:
-            found.append(Problem(("patch",), f"a patch of {self.patch} steps is longer than a window of {self.steps}"))
+            problems.append(
+                Problem(("patch",), f"a patch of {self.patch} steps is longer than a window of {self.steps}")
+            )
         if self.align == "end" and self.pad_end:
             sentence = "patches aligned to the end need no repeated value after the last step; give pad_end=false"
-            found.append(Problem(("align",), sentence))
+            problems.append(Problem(("align",), sentence))
         if self.affine and self.normalise == "none":
-            found.append(Problem(("affine",), "there is no normalisation to scale; give normalise=window"))
-        return found
+            problems.append(Problem(("affine",), "there is no normalisation to scale; give normalise=window"))
+        return problems
 
 
 class SeriesSteps(OfSeries, kind="series_steps"):

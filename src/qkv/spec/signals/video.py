@@ -91,10 +91,10 @@ class Tubelets(Placed, kind="tubelets"):
         return self.changed(dropout=0.0, positions=self.positions.canonical(self.grid))
 
     def problems(self) -> list[Problem]:
-        found = super().problems()
+        problems = super().problems()
         if self.grid is not None and 0 in self.grid:
             sizes = f"{self.frames} frames of {self.height} × {self.width} pixels"
             name = "patch" if self.grid[0] else "depth"
             sentence = f"tubelets of {self.depth} frames and {self.patch} pixels are larger than clips of {sizes}"
-            found = [*found, Problem((name,), f"{sentence}; give a smaller one")]
-        return found
+            problems = [*problems, Problem((name,), f"{sentence}; give a smaller one")]
+        return problems
