@@ -319,19 +319,17 @@ def generate(
     from qkv.generation.text import generate_text
     from qkv.runs.inference.generator import generator_of
 
-    found = generator_of(load(run) if isinstance(run, (str, Path)) else run, tokenizer)
-    sample = found.sample if ids is None else found.sample.changed(stop=())
-    generation = sample.requested(**{"seed": None, **options})
+    special_text = special and ids is None
+    found = generator_of(load(run) if isinstance(run, (str, Path)) else run, tokenizer, special_text)
     if ids is None:
-        text = found.tokenizer.reading_special if special else found.tokenizer
         constraint = constraint_of(found.tokenizer, regex, json_schema, open_objects)
-        generation = generation if constraint is None or "stop" in options else generation.changed(stop=())
-        return generate_text(found.model, text, prompt, generation, None, speculation, constraint)
+        generation = found.settings(options, stops=constraint is None)
+        return generate_text(found.model, found.tokenizer, prompt, generation, None, speculation, constraint)
     if regex is not None or json_schema is not None:
         raise UserError("'regex' and 'json_schema' apply to text, but 'ids' are given; leave one of them out")
     if prompt or special:
         raise UserError("'prompt' and 'special' apply to text, but 'ids' are given; leave one of them out")
-    return write_ids(found.model, ids, generation, speculation, found.drawn)
+    return write_ids(found.model, ids, found.settings(options, stops=False), speculation, found.drawn)
 
 
 @with_usual_settings

@@ -248,11 +248,10 @@ def _command(name: str) -> Any:
     room = next(room for room, commands in ROOMS.items() if name in commands)
     module = importlib.import_module(f"qkv.cli.{room}.{plain}")
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    kind, function = getattr(module, "Command", TyperCommand), getattr(module, f"{plain}_command")
-    if hasattr(module, "more_options"):
-        from qkv.cli.shared.columns import with_options
+    from qkv.cli.shared.options import with_options
 
-        function = with_options(function, module.more_options())
+    more: dict[str, Any] = module.more_options() if hasattr(module, "more_options") else {}
+    kind, function = getattr(module, "Command", TyperCommand), with_options(getattr(module, f"{plain}_command"), more)
     alone.command(name, cls=kind, short_help=COMMANDS[name], epilog=_verbatim(module.EXAMPLES))(function)
     return get_command(alone)
 

@@ -64,19 +64,21 @@ class Generation(Forbidding):
     ``num_beams`` > 1 selects beam search instead of sampling; see ``qkv.generation.decode.beam``.
     """
 
-    max_new_tokens: int = Field(default=256, ge=0)
-    temperature: float = Field(default=1.0, ge=0, description="0: greedy decoding")
-    top_k: int | None = Field(default=None, gt=0)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    min_p: float | None = Field(
-        default=None, ge=0, lt=1, description="minimum probability of a token relative to the most probable one"
+    max_new_tokens: int = Field(default=256, ge=0, description="maximum number of new tokens")
+    temperature: float = Field(default=1.0, ge=0, description="sampling temperature; 0 takes the most probable token")
+    top_k: int | None = Field(default=None, gt=0, description="sample only from the top_k most probable tokens")
+    top_p: float | None = Field(
+        default=None, gt=0, le=1, description="sample from the smallest set of tokens with probability top_p"
     )
-    repetition_penalty: float = Field(default=1.0, gt=0)
+    min_p: float | None = Field(
+        default=None, ge=0, lt=1, description="drop tokens less probable than min_p times the most probable"
+    )
+    repetition_penalty: float = Field(default=1.0, gt=0, description="values above 1 make repeated tokens less likely")
     presence_penalty: float = Field(
-        default=0.0, description="subtracted from the logits of tokens that were already generated"
+        default=0.0, description="subtract presence_penalty from the logits of tokens generated before"
     )
     frequency_penalty: float = Field(
-        default=0.0, description="subtracted from the logit of a token for each time that it was generated"
+        default=0.0, description="subtract frequency_penalty from a token's logit for each time it was generated"
     )
     logit_bias: LogitBias = Field(default=(), description="numbers that are added to the logits of tokens, by token id")
     stop: Seq[Annotated[str, Field(min_length=1)]] = Field(
@@ -90,16 +92,18 @@ class Generation(Forbidding):
         ge=0,
         description="number of new tokens before which nothing in stop and stop_token_ids ends the text",
     )
-    seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
+    seed: int | None = Field(
+        default=None, ge=0, le=LARGEST_SEED, description="random seed; default: a new one each time"
+    )
     overflow: Literal["slide", "refuse"] = Field(
-        default="slide", description="beyond the context length of bounded positions: slide the context, or refuse"
+        default="slide", description="when the context is full: drop old tokens, or refuse"
     )
-    num_beams: int = Field(default=1, ge=1, description="number of beams; more than 1: beam search instead of sampling")
+    num_beams: int = Field(default=1, ge=1, description="number of beams; above 1: beam search, no sampling")
     length_penalty: float = Field(
-        default=1.0, ge=-10, le=10, description="beam search: score = log probability / length ** length_penalty"
+        default=1.0, ge=-10, le=10, description="rank beams by log probability / length ** length_penalty"
     )
-    num_return: int = Field(default=1, ge=1, description="beam search: number of texts returned")
-    early_stopping: bool = Field(default=False, description="beam search: stop as soon as num_beams texts have ended")
+    num_return: int = Field(default=1, ge=1, description="number of texts that beam search returns")
+    early_stopping: bool = Field(default=False, description="stop beam search as soon as num_beams texts are complete")
 
     def problems(self) -> list[Problem]:
         found: list[Problem] = []

@@ -12,7 +12,7 @@ import typer
 
 from qkv.cli.shared.inputs import text_of_file
 from qkv.cli.shared.runs import Copy, ModelFolder, load_run
-from qkv.spec.errors import SpecError
+from qkv.cli.shared.sampling import GENERATION
 from qkv.spec.generation import Generation
 from qkv.system.errors import UserError
 
@@ -31,38 +31,34 @@ _KEPT = 1 << 30
 """Maximum bytes of the prefix cache, with which a turn processes only its new messages."""
 
 
+_OPTIONS = GENERATION.only(
+    ("max_new_tokens", "temperature", "top_k", "top_p", "seed"),
+    {"max_new_tokens": "Maximum tokens of an answer; default: the rest of the context."},
+)
+
+
 def chat_command(
     run: ModelFolder,
     message: Annotated[
         str | None, typer.Argument(metavar="[MESSAGE]", help="One message; default: each line of standard input.")
     ] = None,
+    *,
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="System message, before all other messages.")
     ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Maximum tokens of an answer; default: the rest of the context.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(metavar="T", help="Sampling temperature; 0 takes the most probable token.")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(metavar="K", help="Sample only from the K most probable tokens.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(metavar="P", help="Sample from the smallest set of tokens with probability P.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed; default: a new one each time.")] = None,
+    options: Annotated[dict[str, Any], _OPTIONS],
     chat_template: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Jinja chat template that replaces the model's own.")
     ] = None,
     copy: Copy = False,
 ) -> None:
     """Chat with a model that has a chat template; prompts are rendered as in 'qkv serve'."""
-    options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    given = {name: value for name, value in options.items() if value is not None}
-    _changed(Generation(), given)
+    with _OPTIONS.errors():
+        Generation().changed(**options)  # before the slow import of torch
     text = None if chat_template is None else text_of_file(chat_template, "--chat-template")
     if find_spec("jinja2") is None:
         raise UserError("chat templates need jinja2, which is not installed; pip install 'qkv[serve]'")
-    chat = Chat(load_run(run, copy), text, {**given, "seed": seed})
+    chat = Chat(load_run(run, copy), text, {"seed": None, **options})
     history = [] if system is None else [{"role": "system", "content": system}]
     for line in _messages() if message is None else [message]:
         history.append({"role": "user", "content": line})
@@ -104,22 +100,15 @@ class Chat:
         if room < 1:
             limit = self.run.model.spec.context_length
             raise UserError(f"the chat has {len(ids)} tokens, but the context has room for {limit}; begin a new chat")
-        self._queue.submit(Request(ids, _changed(self._generation, {"max_new_tokens": room, **self._options})))
+        with _OPTIONS.errors():
+            generation = self._generation.changed(**{"max_new_tokens": room, **self._options})
+        self._queue.submit(Request(ids, generation))
         with unchanged():
             while not self._queue.idle:
                 for piece in self._queue.step():
                     if piece.finished == "failed":
                         raise UserError(piece.error)
                     yield piece.text
-
-
-def _changed(generation: Generation, options: dict[str, Any]) -> Generation:
-    """Return ``generation`` with the changes ``options``. Raises ``UserError`` that names the invalid option."""
-    try:
-        return generation.changed(**options)
-    except SpecError as error:
-        first = error.problems[0]
-        raise UserError(f"--{str(first.path[0]).replace('_', '-')}: {first.sentence}") from None
 
 
 def _messages() -> Iterator[str]:

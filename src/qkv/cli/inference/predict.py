@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
@@ -60,20 +60,36 @@ _Out = Annotated[
     typer.Option("--out", "-o", help="--data: output file (.csv, .tsv, .jsonl); default: standard output."),
 ]
 
-_Label = Annotated[
-    list[str] | None,
-    typer.Option("--label", metavar="LABEL", help="Choose among these labels by entailment (zero-shot); repeatable."),
-]
-_Hypothesis = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT",
-        help='--label: sentence that the text may entail, with {} for the label; default: "This example is {}."',
-    ),
-]
-_MultiLabel = Annotated[bool, typer.Option("--multi-label", help="--label: score each label independently.")]
-_Why = Annotated[bool, typer.Option("--why", help="Also print how the answer changes when each word is left out.")]
-_Report = Annotated[Path | None, typer.Option(metavar="FILE.html", help="--why: also write the words as a page.")]
+
+class _LabelOptions(NamedTuple):
+    """Options of zero-shot classification."""
+
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label", metavar="LABEL", help="Choose among these labels by entailment (zero-shot); repeatable."
+        ),
+    ] = None
+    hypothesis: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help='--label: sentence that the text may entail, with {} for the label; default: "This example is {}."',
+        ),
+    ] = None
+    multi_label: Annotated[bool, typer.Option("--multi-label", help="--label: score each label independently.")] = False
+
+
+class _WhyOptions(NamedTuple):
+    """Options of explanations."""
+
+    why: Annotated[
+        bool, typer.Option("--why", help="Also print how the answer changes when each word is left out.")
+    ] = False
+    report: Annotated[Path | None, typer.Option(metavar="FILE.html", help="--why: also write the words as a page.")] = (
+        None
+    )
+
 
 more_options = input_options
 """Options beside the parameters of the command: one for each input that a registered processor reads."""
@@ -87,11 +103,9 @@ def predict_command(
     data: _Data = None,
     column: _Column = None,
     out: _Out = None,
-    label: _Label = None,
-    hypothesis: _Hypothesis = None,
-    multi_label: _MultiLabel = False,
-    why: _Why = False,
-    report: _Report = None,
+    *,
+    labels: _LabelOptions,
+    explanation: _WhyOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line with all details.")] = False,
     copy: Copy = False,
     **columns: str | None,
@@ -101,8 +115,8 @@ def predict_command(
     """
     named = {name: value for name, value in columns.items() if value is not None}
     _check(inputs, data, out, column, context, part or (list(named) if data is None else None))
-    _check_why(why, report, data)
-    zero_shot = _zero_shot(label, hypothesis, multi_label, why)
+    _check_why(explanation, data)
+    zero_shot = _zero_shot(labels, explanation.why)
     folder = run_or_published(run)
     parts = {name: _value(value) for name, value in named_values("--set", part)} | named
     if context is not None:
@@ -114,8 +128,8 @@ def predict_command(
         _answer_table(loaded, data, chosen, zero_shot, out, "jsonl" if as_json else "csv")
         return
     rows = _rows(loaded, texts, parts)
-    if why:
-        tell_why(loaded, rows, as_json, report)
+    if explanation.why:
+        tell_why(loaded, rows, as_json, explanation.report)
         return
     _tell(rows, [answer for some in _answers(loaded, rows, zero_shot) for answer in some], as_json)
 
@@ -130,11 +144,12 @@ def _tell(rows: Sequence[dict[str, Any]], answers: Sequence[Answer], as_json: bo
         typer.echo(json.dumps({**row, **answer}, ensure_ascii=False))
 
 
-def _zero_shot(labels: list[str] | None, hypothesis: str | None, multi_label: bool, why: bool) -> dict[str, Any]:
+def _zero_shot(options: _LabelOptions, why: bool) -> dict[str, Any]:
     """Return the arguments of ``ZeroShot`` for zero-shot classification with --label; {} without this option.
 
     Raises ``UserError`` for options that need --label, and if --why is combined with it.
     """
+    labels, hypothesis, multi_label = options
     if labels:
         if why:
             raise UserError("--why explains only labels that the model was trained on; leave --label out")
@@ -145,8 +160,9 @@ def _zero_shot(labels: list[str] | None, hypothesis: str | None, multi_label: bo
     return {}
 
 
-def _check_why(why: bool, report: Path | None, data: str | None) -> None:
+def _check_why(options: _WhyOptions, data: str | None) -> None:
     """Raise ``UserError`` for --why on a table, and for a page without --why."""
+    why, report = options
     if why and data is not None:
         raise UserError("--why is for single inputs, and --data gives a table; leave one of them out")
     if report is not None and not why:

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from qkv.cli.shared.decoding import speculation_options, speculator_of
+from qkv.cli.shared.decoding import SpeculationOptions, speculator_of
 from qkv.cli.shared.inputs import text_of_file
 from qkv.cli.shared.runs import run_or_published
 from qkv.interop.files.places import is_sentence_folder
 from qkv.report.figures import size
+from qkv.serving.limits import Limits
 from qkv.system.errors import UserError
 from qkv.tokenizers.gguf.file import SUFFIX
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from qkv.runs.run import Run
     from qkv.serving.engine.model import ServedModel
     from qkv.serving.engine.service import Service
-    from qkv.serving.limits import Limits
 
 _NEEDED = ("starlette", "uvicorn", "prometheus_client", "jinja2")
 KEY = "QKV_API_KEY"
@@ -52,35 +52,51 @@ _ApiKey = Annotated[str | None, typer.Option(metavar="KEY", help=f"API key that 
 _Cors = Annotated[
     list[str] | None, typer.Option(metavar="ORIGIN", help="Allow web pages of this origin (CORS), '*' all; repeatable.")
 ]
-_MaxBody = Annotated[int, typer.Option(metavar="BYTES", min=1, help="Maximum size of a request.")]
-_MaxTokens = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Maximum tokens of a prompt and its answer; default: the context length."),
-]
-_MaxBatch = Annotated[int, typer.Option(metavar="N", min=1, help="Maximum texts generated at once, per model.")]
-_MaxQueue = Annotated[int, typer.Option(metavar="N", min=1, help="Maximum texts waiting in the queue, per model.")]
-_Memory = Annotated[
-    int | None, typer.Option(metavar="BYTES", min=1, help="Memory for KV caches and other states, per model.")
-]
-_LookUp = Annotated[
-    int | None, typer.Option("--lookup", metavar="N", help="Propose N tokens at a time by n-gram look-up in the text.")
-]
-_Draft = Annotated[
-    Path | None, typer.Option(metavar="RUN", help="Propose tokens by a smaller model with the same vocabulary.")
-]
-_DraftTokens = Annotated[
-    int | None, typer.Option(metavar="N", help="Number of tokens that the draft proposes at a time; default: 4.")
-]
 _ChatTemplate = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Jinja chat template that replaces the model's own.")
 ]
-_Timeout = Annotated[
-    float | None, typer.Option(metavar="SECONDS", min=0, help="Maximum time of a request; default: no limit.")
-]
-_Strict = Annotated[bool, typer.Option("--strict", help="Refuse requests that have parameters without effect.")]
 _Patience = Annotated[
     float | None, typer.Option(metavar="SECONDS", min=0, help="Time to finish requests at shutdown; default: no limit.")
 ]
+
+
+class _LimitOptions(NamedTuple):
+    """Options of ``Limits``."""
+
+    max_body: Annotated[int, typer.Option(metavar="BYTES", min=1, help="Maximum size of a request.")] = Limits.body
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Maximum tokens of a prompt and its answer; default: the context length."
+        ),
+    ] = None
+    max_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum texts generated at once, per model.")] = (
+        Limits.batch
+    )
+    max_queue: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Maximum texts waiting in the queue, per model.")
+    ] = Limits.queue
+    memory: Annotated[
+        int | None, typer.Option(metavar="BYTES", min=1, help="Memory for KV caches and other states, per model.")
+    ] = None
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="Maximum time of a request; default: no limit.")
+    ] = None
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse requests that have parameters without effect.")] = (
+        False
+    )
+
+    def limits(self) -> Limits:
+        """Return the limits."""
+        return Limits(
+            self.max_body,
+            self.max_tokens,
+            self.max_batch,
+            self.max_queue,
+            self.memory,
+            self.timeout,
+            strict=self.strict,
+        )
 
 
 def serve_command(
@@ -89,34 +105,25 @@ def serve_command(
     port: _Port = 8000,
     api_key: _ApiKey = None,
     cors: _Cors = None,
-    max_body: _MaxBody = 8 * 2**20,
-    max_tokens: _MaxTokens = None,
-    max_batch: _MaxBatch = 32,
-    max_queue: _MaxQueue = 1000,
-    memory: _Memory = None,
-    lookup: _LookUp = None,
-    draft: _Draft = None,
-    draft_tokens: _DraftTokens = None,
+    *,
+    limits: _LimitOptions,
+    speculation: SpeculationOptions,
     chat_template: _ChatTemplate = None,
-    timeout: _Timeout = None,
-    strict: _Strict = False,
     patience: _Patience = None,
 ) -> None:
     """Serve models over HTTP with OpenAI's interface, and a page to try them in a browser."""
     folders = _named(runs)
-    asked = speculation_options(lookup, draft, draft_tokens)
+    settings = speculation.settings()
     template = None if chat_template is None else text_of_file(chat_template, "--chat-template")
     _check_installed()
     from qkv.serving.http.app import LOOPBACK, Access
     from qkv.serving.http.listen import open_socket, serve
-    from qkv.serving.limits import Limits
 
-    limits = Limits(max_body, max_tokens, max_batch, max_queue, memory, timeout, strict=strict)
     key = api_key if api_key is not None else os.environ.get(KEY)
     access = Access(key or None, LOOPBACK if host in LOOPBACK else (), tuple(cors or ()))
-    speculation = None if asked is None else partial(speculator_of, asked)
+    drafting = None if settings is None else partial(speculator_of, settings)
     with open_socket(host, port) as opened:
-        service = _service(folders, limits, speculation, template)
+        service = _service(folders, limits.limits(), drafting, template)
         for name, model in service.models.items():
             typer.echo(f"{name}: {', '.join(model.to_dict()['capabilities'])}{_without_chat(model)}")
         serve(service, access, opened, patience, typer.echo)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import wraps
 from typing import Annotated, Any
 
 import typer
@@ -50,28 +47,3 @@ def input_options() -> dict[str, Any]:
 
 def _option(metavar: str, text: str) -> Any:
     return Annotated[str | None, typer.Option(metavar=metavar, help=text)]
-
-
-def with_options(command: Callable[..., None], options: dict[str, Any]) -> Callable[..., None]:
-    """Replace the parameter ``**columns`` of ``command`` by one parameter per option, so that typer finds the options.
-
-    options: annotation of each option by name; the default value is None. The command's own parameters take precedence
-    over options of the same name.
-    """
-
-    @wraps(command)
-    def called(**values: Any) -> None:
-        command(**values)
-
-    known = inspect.signature(command, eval_str=True)
-    own = [each for each in known.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    more = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in options.items()
-        if name not in known.parameters
-    ]
-    kept = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
-    called.__signature__ = inspect.Signature([*kept, *more])  # type: ignore[attr-defined]
-    called.__annotations__ = {each.name: each.annotation for each in (*kept, *more)}
-    del called.__wrapped__  # type: ignore[attr-defined]
-    return called

@@ -5,14 +5,49 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple, get_args
+
+import typer
 
 from qkv.choosing.verbs import VERBS
+from qkv.spec.data import Data
+from qkv.spec.models.adapt import Adapt
 from qkv.system.errors import UserError, nearest
 
 FINETUNE = "finetune"
 """Verb that finetunes an existing model and infers the task from the data."""
-_OF_TABLES = ("data", "validation", "test", "split_group", "split_time", "bad_rows", "start", "adapt", "task")
+_PARAMETERS = "|".join(Adapt.kinds())
+_ROWS = "|".join(get_args(Data.model_fields["bad_rows"].annotation))
+
+
+class TableOptions(NamedTuple):
+    """Options of ``qkv train`` that apply only after a verb, beside those that name columns."""
+
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|FOLDER", help="Training data: CSV, TSV, JSONL, CoNLL, SQuAD, a folder of images."),
+    ] = None
+    validation: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Validation data; default: a share of --data.")
+    ] = None
+    test: Annotated[str | None, typer.Option(metavar="FILE", help="Test data for the final evaluation.")] = None
+    split_group: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Hold out whole groups of rows, by this column.")
+    ] = None
+    split_time: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Hold out the last rows, by this column of times.")
+    ] = None
+    bad_rows: Annotated[str | None, typer.Option(metavar=_ROWS, help="Skip or refuse unusable rows.")] = None
+    horizon: Annotated[int | None, typer.Option(metavar="N", help="Number of future steps; default: a season.")] = None
+    start: Annotated[
+        str | None,
+        typer.Option("--from", metavar="RUN|FOLDER|NAME", help="Run or published checkpoint to finetune."),
+    ] = None
+    adapt: Annotated[
+        str | None,
+        typer.Option(metavar=_PARAMETERS, help="Parameters to train; 'lora(16)' sets the rank. Default: whole."),
+    ] = None
+    task: Annotated[str | None, typer.Option(metavar="VERB", help="Task; default: inferred from the data.")] = None
 
 
 def column_names() -> list[str]:
@@ -22,8 +57,7 @@ def column_names() -> list[str]:
 
 def table_options() -> list[str]:
     """Return the options of ``qkv train`` that apply only to tables of examples, after a verb."""
-    settings = (name for verb in VERBS.values() for name in verb.settings)
-    return list(dict.fromkeys((*_OF_TABLES, *column_names(), *settings)))
+    return [*TableOptions._fields, *column_names()]
 
 
 TEXTS = ("source", "target")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qkv.cli.shared.options import SpecOption, SpecOptions
 from qkv.cli.shared.runs import Json
-from qkv.spec.recipes.comparison import entry_of
+from qkv.spec.recipes.comparison import Comparison, entry_of
 from qkv.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,27 +40,8 @@ _Entries = Annotated[
 _Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Folder of the runs; default: runs/compare- and the name.")
 ]
-_Equal = Annotated[str | None, typer.Option(metavar="parameters|flops|steps|time", help="Budget; default: parameters.")]
-_NumSeeds = Annotated[int | None, typer.Option(metavar="N", help="Number of seeds, 1 to N; default: 3.")]
-_Rates = Annotated[
-    str | None, typer.Option(metavar="F,F,…", help="Factors of the learning rate to try; default: 0.5,1,2.")
-]
-_Baseline = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Entry that others are tested against; default: the first.")
-]
-_Metric = Annotated[str | None, typer.Option(help="Metric to compare, such as accuracy; default: the task's.")]
-_Knob = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME:PATH", help="Integer setting to change for equal parameters; repeatable."),
-]
 _Jobs = Annotated[
     int | None, typer.Option(metavar="N", help="Number of runs at once, each in its own process; default: one here.")
-]
-_Scale = Annotated[
-    int | None, typer.Option(metavar="N", help="Train each entry at N sizes, each twice the one before, and 3 lengths.")
-]
-_Fit = Annotated[
-    bool, typer.Option("--fit", help="With --scale: fit a power law, and check its extrapolation by a larger run.")
 ]
 _Ray = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="Ray cluster that executes the runs; 'local' starts one here.")
@@ -67,19 +49,56 @@ _Ray = Annotated[
 _Threads = Annotated[int, typer.Option(metavar="N", help="Cores of each run on the Ray cluster.")]
 
 
+def _seeds(count: int) -> list[int]:
+    if count < 1:
+        raise UserError(f"--seeds: {count} given, but a comparison needs at least one seed")
+    return list(range(1, count + 1))
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--rates: {text!r} given, but it should be a list of numbers such as 0.5,1,2") from None
+
+
+def _knobs(texts: list[str]) -> dict[str, str]:
+    knobs: dict[str, str] = {}
+    for text in texts:
+        name, colon, path = text.partition(":")
+        if not colon or not path.strip():
+            sentence = "but it is the name of an entry and a path, such as gru:model.width"
+            raise UserError(f"--knob: {text!r} given, {sentence}")
+        knobs[name.strip()] = path.strip()
+    return knobs
+
+
+_SETTINGS = SpecOptions(
+    Comparison,
+    {
+        "equal": SpecOption("parameters|flops|steps|time", "Budget; default: parameters."),
+        "seeds": SpecOption("N", "Number of seeds, 1 to N; default: 3.", type=int, read=_seeds),
+        "rates": SpecOption("F,F,…", "Factors of the learning rate to try; default: 0.5,1,2.", type=str, read=_rates),
+        "baseline": "NAME",
+        "metric": SpecOption(help="Metric to compare, such as accuracy; default: the task's."),
+        "knobs": SpecOption(
+            "NAME:PATH", "Integer setting to change for equal parameters; repeatable.", "--knob", list[str], _knobs
+        ),
+        "scale": SpecOption("N", "Train each entry at N sizes, each twice the one before, and 3 lengths."),
+        "fit": SpecOption(
+            help="With --scale: fit a power law, and check its extrapolation by a larger run.", flag="--fit"
+        ),
+        "quick": SpecOption(flag="--quick"),
+    },
+)
+
+
 def compare_command(
     recipe: _Recipe,
     entries: _Entries = None,
     out: _Out = None,
-    equal: _Equal = None,
-    seeds: _NumSeeds = None,
-    rates: _Rates = None,
-    baseline: _Baseline = None,
-    metric: _Metric = None,
-    knob: _Knob = None,
-    scale: _Scale = None,
-    fit: _Fit = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Use the recipe's short form.")] = False,
+    *,
+    settings: Annotated[dict[str, Any], _SETTINGS],
     jobs: _Jobs = None,
     ray: _Ray = None,
     threads: _Threads = 1,
@@ -96,20 +115,9 @@ def compare_command(
     from qkv.api.functions import compare
 
     named = [text for text in entries or [] if "=" not in text.partition(":")[0]]
-    settings: dict[str, Any] = {
-        "equal": equal,
-        "seeds": None if seeds is None else _seeds(seeds),
-        "rates": None if rates is None else _rates(rates),
-        "baseline": baseline,
-        "metric": metric,
-        "knobs": dict(map(_knob, knob)) if knob else None,
-        "overrides": [text for text in entries or [] if text not in named] or None,
-        "scale": scale,
-        "fit": fit or None,
-        "quick": quick or None,
-    }
-    given = {name: value for name, value in settings.items() if value is not None}
-    _tell(compare(recipe, _entries(named) or None, out, jobs, ray, threads, **given), as_json)
+    if changes := [text for text in entries or [] if text not in named]:
+        settings["overrides"] = changes
+    _tell(compare(recipe, _entries(named) or None, out, jobs, ray, threads, **settings), as_json)
 
 
 def _tell(found: Ranking | Scaling, as_json: bool) -> None:
@@ -133,23 +141,3 @@ def _entries(named: list[str]) -> dict[str, tuple[str, ...]]:
     if twice is not None:
         raise UserError(f"the entry {twice!r} is given twice; give each entry a different name")
     return dict(found)
-
-
-def _seeds(count: int) -> list[int]:
-    if count < 1:
-        raise UserError(f"--seeds: {count} given, but a comparison needs at least one seed")
-    return list(range(1, count + 1))
-
-
-def _rates(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--rates: {text!r} given, but it should be a list of numbers such as 0.5,1,2") from None
-
-
-def _knob(text: str) -> tuple[str, str]:
-    name, colon, path = text.partition(":")
-    if not colon or not path.strip():
-        raise UserError(f"--knob: {text!r} given, but it is the name of an entry and a path, such as gru:model.width")
-    return name.strip(), path.strip()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from qkv.choosing.verbs import VERBS
 from qkv.cli.shared.columns import column_options
 from qkv.cli.shared.train_help import Command as Command
-from qkv.cli.shared.verbs import FINETUNE, refuse_without_verb, table_of, table_options
-from qkv.spec.data import Data
+from qkv.cli.shared.verbs import FINETUNE, TableOptions, refuse_without_verb, table_of
 from qkv.spec.extension.imports import imports_given
-from qkv.spec.models.adapt import Adapt
 from qkv.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,16 +38,6 @@ qkv train classify --from runs/pretrained --data mine.csv --adapt "lora(16)"
 """
 _FIRST = f"A recipe (file or name), run folder, text file or data set name; or {', '.join((*VERBS, FINETUNE))}."
 
-_PARAMETERS = "|".join(Adapt.kinds())
-_ROWS = "|".join(get_args(Data.model_fields["bad_rows"].annotation))
-_Start = Annotated[
-    str | None,
-    typer.Option("--from", metavar="RUN|FOLDER|NAME", help="Run or published checkpoint to finetune."),
-]
-_Adapt = Annotated[
-    str | None,
-    typer.Option(metavar=_PARAMETERS, help="Parameters to train; 'lora(16)' sets the rank. Default: whole."),
-]
 _Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[PATH=VALUE]...", help="Changes, such as training.steps=500.")
 ]
@@ -58,24 +46,6 @@ _Minutes = Annotated[
     float | None, typer.Option(metavar="N", help="Time budget of the whole run; default: the recipe's.")
 ]
 _Fresh = Annotated[bool, typer.Option("--fresh", help="Move an existing run in the folder aside and start again.")]
-_Data = Annotated[
-    str | None,
-    typer.Option(metavar="FILE|FOLDER", help="Training data: CSV, TSV, JSONL, CoNLL, SQuAD, a folder of images."),
-]
-_Validation = Annotated[str | None, typer.Option(metavar="FILE", help="Validation data; default: a share of --data.")]
-_SplitGroup = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="Hold out whole groups of rows, by this column.")
-]
-_SplitTime = Annotated[
-    str | None, typer.Option(metavar="COLUMN", help="Hold out the last rows, by this column of times.")
-]
-_BadRows = Annotated[
-    str | None,
-    typer.Option(metavar=_ROWS, help="Skip or refuse unusable rows."),
-]
-_Horizon = Annotated[int | None, typer.Option(metavar="N", help="Number of future steps; default: a season.")]
-_Task = Annotated[str | None, typer.Option(metavar="VERB", help="Task; default: inferred from the data.")]
-
 more_options = column_options
 """Options beside the parameters of the command: one for each column that a task or a registered processor reads."""
 
@@ -88,16 +58,8 @@ def train_command(
     quick: Annotated[bool, typer.Option("--quick", help="Use the recipe's short form.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write event files for TensorBoard.")] = False,
     fresh: _Fresh = False,
-    data: _Data = None,
-    validation: _Validation = None,
-    test: Annotated[str | None, typer.Option(metavar="FILE", help="Test data for the final evaluation.")] = None,
-    split_group: _SplitGroup = None,
-    split_time: _SplitTime = None,
-    bad_rows: _BadRows = None,
-    horizon: _Horizon = None,
-    start: _Start = None,
-    adapt: _Adapt = None,
-    task: _Task = None,
+    *,
+    table: TableOptions,
     **columns: str | None,
 ) -> None:
     """Train a model. An existing run in the folder is resumed.
@@ -107,10 +69,10 @@ def train_command(
     edges, summarize, or finetune, which infers the task from the data. 'qkv train classify --help' lists options of a
     verb.
     """
-    options = {name: value for name, value in locals().items() if name != "columns"} | columns
-    given = {name: options[name] for name in table_options()}
     changes = _changes(overrides or [], tensorboard, minutes)
-    _train(recipe, given, {"overrides": changes, "quick": quick, "out": out, "resume": not fresh})
+    _train(
+        recipe, {**table._asdict(), **columns}, {"overrides": changes, "quick": quick, "out": out, "resume": not fresh}
+    )
 
 
 def _train(recipe: str, table: dict[str, Any], options: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from qkv.models.transformer import Transformer
@@ -26,11 +27,27 @@ class Generator(NamedTuple):
         """Number of ids that may be sampled, those with a token in the tokenizer; None without a tokenizer."""
         return None if self.tokenizer.absent else self.tokenizer.vocab_size
 
+    def settings(self, options: Mapping[str, Any], stops: bool = True) -> Generation:
+        """Return the default settings with the changes ``options``, and a new seed each time if they set none.
 
-def generator_of(source: Any, tokenizer: Any = None) -> Generator:
-    """Build the ``Generator`` of a run or of a model alone. ``tokenizer``: replaces the tokenizer of the run, if given.
-    Raises ``UserError``.
+        stops: False leaves out the default stop strings, for token ids and for a text that a constraint ends. Raises
+        ``SpecError``.
+        """
+        sample = self.sample if stops else self.sample.changed(stop=())
+        return sample.requested(**{"seed": None, **options})
+
+
+def generator_of(source: Any, tokenizer: Any = None, special: bool = False) -> Generator:
+    """Build the ``Generator`` of a run or of a model alone.
+
+    tokenizer: replaces the tokenizer of the run, if given. special: parse special tokens in prompts. Raises
+    ``UserError``.
     """
+    found = _generator_of(source, tokenizer)
+    return found._replace(tokenizer=found.tokenizer.reading_special) if special else found
+
+
+def _generator_of(source: Any, tokenizer: Any) -> Generator:
     if isinstance(source, Run):
         if tokenizer is None:
             return Generator(source.model, source.tokenizer, writing(source))

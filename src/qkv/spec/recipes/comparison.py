@@ -42,9 +42,7 @@ class Comparison(Spec):
         description="budget: parameters (within 1 %), FLOPs of training (numbers of steps), training.steps, or "
         "training.minutes",
     )
-    baseline: str | None = Field(
-        default=None, description="entry that the others are tested against; default: the first"
-    )
+    baseline: str | None = Field(default=None, description="entry that others are tested against; default: the first")
     seeds: Seq[Seed] = Field(default=(1, 2, 3), min_length=1)
     rates: Seq[Rate] = Field(
         default=(0.5, 1.0, 2.0), min_length=1, description="factors of the recipe's learning rate that are tried"
