@@ -127,6 +127,19 @@ def test_the_function_answers_as_the_command(run: Path) -> None:
     rows = [{"text": t, "label": x} for t, x in (line.split(",") for line in EXAMPLES.splitlines()[1:])]
     (found,) = qkv_ask(run, ["the fox"], rows, template="{text} is {label}; ")
     assert found["probabilities"] == pytest.approx(answer_of(run, "the fox", ["dog", "fox"]), rel=1e-5)
+    form = "{text}{label} "  # so short that each of the examples fits the 16 positions
+    letters = [{"text": text, "label": label} for text, label in ("ox", "dg", "ly", "qu")]
+    few = [
+        qkv_ask(run, ["f"], letters, options=["x", "g"], template=form, num_examples=1, seed=seed)
+        for seed in (0, 0, 1, 2, 3)
+    ]
+    assert few[0] == few[1]
+    assert any(few[0] != other for other in few[2:])
+    options = [["fox", "dog"], ["the", "lazy", "dog"]]
+    several = qkv_ask(run, ["the fox", "the dog"], rows, options=options, template=form)
+    assert [list(answer["probabilities"]) for answer in several] == options
+    with pytest.raises(UserError, match="options: 1 lists given for 2 inputs; give one for each, or one for all"):
+        qkv_ask(run, ["the fox", "the dog"], rows, options=options[:1], template=form)
     (generated,) = qkv_ask(run, [{"text": "the dog"}], template="{text} is {label};")
     assert generated["probabilities"] is None
     with pytest.raises(UserError, match="example 0 has no 'label'; give each example a label"):

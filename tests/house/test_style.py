@@ -106,8 +106,7 @@ def test_the_median_function_is_short() -> None:
 
 @on_every(package())
 def test_few_parameters(source: Source) -> None:
-    in_cli = "/cli/" in source.name  # a command's options are its parameters
-    many = [f.name for f in source.functions if not in_cli and parameters(f) > MOST_PARAMETERS]
+    many = [f.name for f in source.functions if parameters(f) > MOST_PARAMETERS]
     many += [f.name for f in source.functions if f.name == "forward" and parameters(f) > MOST_PARAMETERS_OF_FORWARD]
     assert not many, f"{source.name}: too many parameters: {', '.join(many)}"
 

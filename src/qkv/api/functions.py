@@ -385,25 +385,26 @@ def evaluate_choices(
     questions: Any,
     examples: Iterable[Mapping[str, str]] = (),
     template: str | None = None,
+    num_examples: int | None = None,
 ) -> dict[str, float]:
     """Evaluate a language model on multiple-choice questions, by the log probability of each option.
 
     questions: a table, as a file or in memory, with the fields of the template, ``label``, and ``options`` of each row
-    (default: all labels); the label may be the option, its index from 0 or its letter. examples, template: as for
-    ``ask``.
+    (default: all labels); the label may be the option, its index from 0 or its letter. examples, template,
+    num_examples: as for ``ask``.
 
     Returns the metrics by name: accuracy by total log p, by log p per token and per character; loss in nats; and
     ``baseline``, the accuracy of the most frequent label, or of chance if options differ between rows. Raises
     ``UserError``.
     """
-    from qkv.generation.few_shot import TEMPLATE, FewShot, Template
+    from qkv.generation.few_shot import TEMPLATE, Template
     from qkv.runs.evaluation import Figures
-    from qkv.runs.inference.ask import read_rows
+    from qkv.runs.inference.ask import few_shot, read_rows
     from qkv.runs.inference.choices import evaluate_choices as evaluate_prompt
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
     form = Template(template or TEMPLATE)
-    prompt = FewShot(loaded.model, loaded.tokenizer, _labelled(examples), form)
+    prompt = few_shot(loaded, _labelled(examples), form, num_examples)
     if not is_given(questions):
         rows = read_rows(str(questions), form, "questions", {}, labelled=True)
         return Figures(evaluate_prompt(prompt, rows), str(questions))
@@ -450,27 +451,29 @@ def ask(
     run: Run | str | Path,
     inputs: Iterable[str | Mapping[str, str]],
     examples: Iterable[Mapping[str, str]] = (),
-    options: Sequence[str] | None = None,
+    options: Sequence[str] | Sequence[Sequence[str]] | None = None,
     template: str | None = None,
     by: Measure = "sum",
     calibrate: bool = False,
+    num_examples: int | None = None,
+    seed: int = 0,
 ) -> list[dict[str, Any]]:
     """Answer each input by few-shot prompting; return mappings with ``answer`` and the options' ``probabilities``.
 
-    inputs: texts, or mappings with the fields of the template. examples: mappings with these fields and ``label``; all
-    are shown, as far as they fit the model's positions. options: possible answers; None: the labels of the examples;
-    without examples the answer is generated. template: text of an example, such as "{text} is {label}.". by, calibrate:
-    see ``qkv.generation.few_shot.FewShot.choose``. Raises ``UserError``.
+    inputs: texts, or mappings with the fields of the template. examples: mappings with these fields and ``label``,
+    which are shown as far as they fit the model's positions; if there are more than ``num_examples``, so many are
+    sampled with ``seed``. options: possible answers, or a list of them for each input; None: the labels of the
+    examples; without examples the answer is generated. template: text of an example, such as "{text} is {label}.".
+    by, calibrate: see ``qkv.generation.few_shot.FewShot.choose``. Raises ``UserError``.
     """
-    from qkv.generation.few_shot import TEMPLATE, FewShot, Template
-    from qkv.runs.inference.ask import answers, options_of
+    from qkv.generation.few_shot import TEMPLATE, Template
+    from qkv.runs.inference.ask import answers, few_shot, options_of_rows
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
     form, shown = Template(template or TEMPLATE), _labelled(examples)
     rows = [{form.fields[0]: given} if isinstance(given, str) else given for given in inputs]
-    common = tuple(options or ()) or options_of(shown)
-    prompt = FewShot(loaded.model, loaded.tokenizer, shown, form)
-    found = answers(prompt, rows, [common] * len(rows) if common else None, by, calibrate)
+    prompt = few_shot(loaded, shown, form, num_examples, seed)
+    found = answers(prompt, rows, options_of_rows(options, len(rows), shown), by, calibrate)
     return [{"answer": answer.text, "probabilities": answer.probabilities} for answer in found]
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from qkv.cli.inference.predict import named_values
-from qkv.cli.shared.prompting import NUM_EXAMPLES, Examples, NumExamples, TemplateText, template_of
+from qkv.cli.shared.prompting import PromptOptions
 from qkv.cli.shared.runs import Copy, ModelFolder, run_or_published
 from qkv.spec.generation import Measure
 from qkv.system.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from qkv.generation.few_shot import FewShotAnswer, Template
+    from qkv.generation.few_shot import Template
     from qkv.runs.inference.ask import FewShotRows
 
 EXAMPLES = """\
@@ -42,11 +42,10 @@ _Column = Annotated[
 def ask_command(
     run: ModelFolder,
     inputs: _Inputs = None,
-    examples: Examples = None,
+    *,
     data: _Data = None,
-    template: TemplateText = None,
+    prompting: PromptOptions,
     option: _Option = None,
-    num_examples: NumExamples = NUM_EXAMPLES,
     seed: _Seed = 0,
     by: _By = "sum",
     calibrate: _Calibrate = False,
@@ -63,22 +62,19 @@ def ask_command(
     if by not in get_args(Measure):
         raise UserError(f"--by: {by!r} given; {nearest(by, get_args(Measure))}")
     folder = run_or_published(run)
-    from qkv.runs.inference.ask import FewShotRows, answers, few_shot, options_of, read_rows
-    from qkv.runs.storage.load import load
+    from qkv.api.functions import ask, load
+    from qkv.runs.inference.ask import read_rows
 
-    form = template_of(template)
-    columns = dict(named_values("--column", column))
-    shown = read_rows(examples, form, "--examples", columns, True) if examples else FewShotRows([], None, [])
+    form, columns = prompting.form(), dict(named_values("--column", column))
+    shown = prompting.example_rows(columns)
     asked = _given(inputs or [], form) if data is None else read_rows(data, form, "--data", columns, False)
     loaded = load(folder, copy=copy)
-    common = tuple(option or ()) or options_of(shown.rows)
-    options = asked.options or ([common] * len(asked.rows) if common else None)
-    prompt = few_shot(loaded, shown.rows, form, num_examples, seed)
-    found = answers(prompt, asked.rows, options, by, calibrate)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"by": by, "calibrate": calibrate, "num_examples": prompting.num_examples, "seed": seed}
+    found = ask(loaded, asked.rows, shown.rows, asked.options or option, form.text, **settings)
     for note in (*shown.notes, *asked.notes):
         typer.echo(note, err=True)
     _tell(asked, found, as_json)
-    _tell_accuracy(asked, found, options)
+    _tell_accuracy(asked, found)
 
 
 def _given(inputs: list[str], form: Template) -> FewShotRows:
@@ -91,31 +87,30 @@ def _given(inputs: list[str], form: Template) -> FewShotRows:
     return FewShotRows([{first: text} for text in inputs], None, [])
 
 
-def _tell(asked: FewShotRows, found: list[FewShotAnswer], as_json: bool) -> None:
+def _tell(asked: FewShotRows, found: list[dict[str, Any]], as_json: bool) -> None:
     """Print the answers: as JSON lines, or as a table."""
     from qkv.report.table import print_table
 
     if as_json:
         for row, answer in zip(asked.rows, found, strict=True):
-            line = {**row, "answer": answer.text, "probabilities": answer.probabilities}
-            typer.echo(json.dumps(line, ensure_ascii=False))
+            typer.echo(json.dumps({**row, **answer}, ensure_ascii=False))
         return
     field = next(iter(asked.rows[0]))
     rows = [
-        (row[field], answer.text, max(answer.probabilities.values()) if answer.probabilities else None)
+        (row[field], answer["answer"], max(answer["probabilities"].values()) if answer["probabilities"] else None)
         for row, answer in zip(asked.rows, found, strict=True)
     ]
     print_table("", [field, "answer", "probability"], rows)
 
 
-def _tell_accuracy(asked: FewShotRows, found: list[FewShotAnswer], options: list[tuple[str, ...]] | None) -> None:
+def _tell_accuracy(asked: FewShotRows, found: list[dict[str, Any]]) -> None:
     """Print the accuracy and the baseline if all rows are labelled."""
     if not all("label" in row for row in asked.rows):
         return
     from qkv.runs.inference.ask import accuracy_of, baseline
 
-    right = sum(answer.text == row["label"] for row, answer in zip(asked.rows, found, strict=True))
-    measured, without = accuracy_of(right, len(found)), baseline(asked.rows, options)
+    right = sum(answer["answer"] == row["label"] for row, answer in zip(asked.rows, found, strict=True))
+    measured, without = accuracy_of(right, len(found)), baseline(asked.rows, asked.options)
     typer.echo(f"accuracy {measured} of {len(found):,} rows; {without.name}: {without.value:.1%}", err=True)
     if measured.value <= without.value:
         typer.echo(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from qkv.api.given import choose_split
-from qkv.cli.shared.prompting import NUM_EXAMPLES, Examples, NumExamples, TemplateText, template_of
+from qkv.cli.shared.prompting import PromptOptions
 from qkv.cli.shared.runs import Copy, Json, ModelFolder, output_file, run_folder, run_or_published
 from qkv.spec.files.overrides import measured
 from qkv.spec.files.yaml_io import read_recipe
@@ -50,9 +50,8 @@ def evaluate_command(
     split: _Split = None,
     batches: _Batches = None,
     choices: _Choices = None,
-    template: TemplateText = None,
-    examples: Examples = None,
-    num_examples: NumExamples = NUM_EXAMPLES,
+    *,
+    prompting: PromptOptions,
     as_json: Json = False,
     report: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Also write an HTML report.")] = None,
     copy: Copy = False,
@@ -62,12 +61,12 @@ def evaluate_command(
     --choices: accuracy of a language model on multiple-choice questions, by the probability of their options.
     """
     if report is not None:
-        output_file("--report", report, data, choices, examples)
+        output_file("--report", report, data, choices, prompting.examples)
     if choices is not None:
         _alone(changes=changes, data=data, split=split, batches=batches)
-        found = _by_choice(run_or_published(run), choices, template, examples, num_examples, copy)
+        found = _by_choice(run_or_published(run), choices, prompting, copy)
     else:
-        if template is not None or examples is not None:
+        if prompting.template is not None or prompting.examples is not None:
             raise UserError("--template and --examples apply to --choices only; give a table of questions with it")
         found = _on_data(run_folder(run), changes or (), split, batches, data, copy)
     if report is not None:
@@ -95,19 +94,17 @@ def _on_data(
     return _Evaluated(loaded, found.part, found.evaluation)
 
 
-def _by_choice(
-    folder: Path, choices: str, template: str | None, examples: str | None, num_examples: int, copy: bool
-) -> _Evaluated:
+def _by_choice(folder: Path, choices: str, prompting: PromptOptions, copy: bool) -> _Evaluated:
     from qkv.report.progress import Progress
     from qkv.runs.inference.ask import few_shot, read_rows
     from qkv.runs.inference.choices import evaluate_choices
     from qkv.runs.storage.load import load
 
-    form = template_of(template)
+    form = prompting.form()
     questions = read_rows(choices, form, "--choices", {}, labelled=True)
-    shown = read_rows(examples, form, "--examples", {}, labelled=True).rows if examples else []
+    shown = prompting.example_rows({}).rows
     loaded = load(folder, copy=copy)
-    prompt = few_shot(loaded, shown, form, num_examples, seed=0)
+    prompt = few_shot(loaded, shown, form, prompting.num_examples)
     with Progress("evaluate", len(questions.rows), "questions") as progress:
         return _Evaluated(loaded, choices, evaluate_choices(prompt, questions, progress.advance))
 

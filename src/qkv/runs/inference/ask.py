@@ -114,10 +114,12 @@ def _named(label: str, options: Sequence[str]) -> str:
     return options[place]
 
 
-def few_shot(run: Run, examples: Sequence[Mapping[str, str]], template: Template, count: int, seed: int) -> FewShot:
-    """Build a prompt for ``run`` from ``count`` of the examples, sampled with ``seed`` if there are more."""
+def few_shot(
+    run: Run, examples: Sequence[Mapping[str, str]], template: Template, count: int | None = None, seed: int = 0
+) -> FewShot:
+    """Build a prompt for ``run`` from ``count`` of the examples, sampled with ``seed`` if there are more; None: all."""
     chosen = list(examples)
-    if len(chosen) > count:
+    if count is not None and len(chosen) > count:
         chosen = random.Random(seed).sample(chosen, count)
     return FewShot(run.model, run.tokenizer, chosen, template)
 
@@ -126,6 +128,22 @@ def options_of(examples: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
     """Return the distinct labels of the examples in alphabetical order; none if there are more than ``MAX_OPTIONS``."""
     labels = sorted({row[LABEL] for row in examples})
     return tuple(labels) if len(labels) <= MAX_OPTIONS else ()
+
+
+def options_of_rows(
+    options: Sequence[str] | Sequence[Sequence[str]] | None, count: int, examples: Sequence[Mapping[str, str]]
+) -> list[tuple[str, ...]] | None:
+    """Return the options of each of ``count`` inputs; None if answers are generated.
+
+    ``options``: those of all inputs, or of each input; by default the labels of the examples. Raises ``UserError`` for
+    options of another number of inputs.
+    """
+    if not options or isinstance(options[0], str):
+        common = tuple(map(str, options or ())) or options_of(examples)
+        return [common] * count if common else None
+    if len(options) != count:
+        raise UserError(f"options: {len(options)} lists given for {count} inputs; give one for each, or one for all")
+    return [tuple(each) for each in options]
 
 
 def answers(
