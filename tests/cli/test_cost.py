@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Call
 
+import qkv as package
 from qkv.costs.measuring.machine import Machine, store_machine, stored_machine
 from qkv.spec.files.yaml_io import read_recipe
 from qkv.system.processor import processor_name
@@ -57,6 +58,26 @@ def test_changes(qkv: Call, model: Path, change: str) -> None:
         json.loads(qkv("cost", model, *more, "--json").out)["parameters"]["total"] for more in ([], [change])
     )
     assert after - before == 2 * (12 * 32 * 32 + 13 * 32)
+
+
+def test_the_function_counts_as_the_command_does(qkv: Call, model: Path, folder: Path, run: Path) -> None:
+    for spec in ("gpt2", model, folder / "tiny.yaml", run):
+        found = json.loads(qkv("cost", spec, "model.num_layers=3", "--json", "--length", 5).out)
+        del found["spec"], found["tokens_per_second"]
+        counted = package.cost(spec, length=5, overrides=["model.num_layers=3"])
+        assert json.loads(json.dumps(counted.to_dict())) == found, spec
+    recipe = read_recipe(folder / "tiny.yaml")
+    assert package.cost(recipe).parameters == package.cost(folder / "tiny.yaml").parameters
+    with pytest.raises(package.UserError, match="there is no file, recipe or preset 'gpt4'; did you mean 'gpt"):
+        package.cost("gpt4")
+
+
+def test_a_recipe_in_bf16_is_counted_as_it_runs_here(folder: Path) -> None:
+    changes = ["training.precision=bf16"]
+    assert package.cost(folder / "tiny.yaml", overrides=changes).precision == "bf16"
+    store_machine(replace(HERE, flops={"fp32": 1e11, "bf16": 1e10}))
+    assert package.cost(folder / "tiny.yaml", overrides=changes).precision == "fp32"
+    assert package.cost(folder / "tiny.yaml", precision="bf16").precision == "bf16"
 
 
 def test_a_preset_is_changed_too(qkv: Call) -> None:

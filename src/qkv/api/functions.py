@@ -24,7 +24,6 @@ from qkv.spec.files.overrides import measured, override, quick_form
 from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
-from qkv.spec.training import Training
 from qkv.system.errors import UserError
 from qkv.system.torch_settings import with_usual_settings
 
@@ -528,15 +527,20 @@ def embed(
 
 @with_usual_settings
 def cost(
-    spec: Model | Recipe, batch_size: int | None = None, length: int | None = None, precision: str | None = None
+    spec: Model | Recipe | str | Path,
+    batch_size: int | None = None,
+    length: int | None = None,
+    precision: str | None = None,
+    source_length: int | None = None,
+    overrides: Iterable[str] = (),
 ) -> Cost:
     """Estimate parameters, FLOPs, memory and state of a model without building it.
 
-    Omitted arguments are taken from the recipe; for a model alone, they are one row of its context length in fp32.
-    Raises ``UserError``.
+    ``spec``: a model, a recipe, the file of one, a run or published folder, a published config.json, or the name of a
+    shipped recipe or preset, such as "gpt2"; with the changes ``overrides``. Omitted arguments are taken from the
+    recipe; for a model alone, they are one row of its context length in fp32. ``source_length``: positions that an
+    encoder reads. Raises ``UserError``.
     """
-    from qkv.costs.cost import cost as cost_of
+    from qkv.api.models import find_model
 
-    training = spec.training if isinstance(spec, Recipe) else Training(batch_size=1)
-    model = spec.model if isinstance(spec, Recipe) else spec
-    return cost_of(model, batch_size or training.batch_size, length, precision or training.precision, training)
+    return find_model(spec, overrides).cost(batch_size, length, precision, source_length)

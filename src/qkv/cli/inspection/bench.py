@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.inspection.cost import read_model
+from qkv.api.models import find_model
 from qkv.cli.shared.runs import Json
 from qkv.interop.files.places import is_published, may_be_name
 from qkv.models.families.presets import PRESETS
@@ -101,7 +101,7 @@ def _measured(name: str, overrides: list[str], plan: BenchPlan) -> Bench:
     if not stored and (path.exists() or name in PRESETS or is_shipped(name) or not may_be_name(name)):
         from qkv.models.build import build
 
-        return bench(path.stem, build(read_model(name, overrides)[0]).eval(), plan, _tell)
+        return bench(path.stem, build(find_model(name, overrides).model).eval(), plan, _tell)
     if overrides:
         raise UserError(f"{overrides[0]!r} changes a spec, and {name} has trained weights; leave it out")
     from qkv.runs.bench.sides import BITS, through_folders

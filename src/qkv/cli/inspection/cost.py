@@ -5,26 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.api.recipes import SPEC_SUFFIXES
+from qkv.api.models import find_model, names_published
 from qkv.cli.shared.runs import Json
-from qkv.costs.cost import PART_COLUMNS, Cost, cost, part_rows, quantity_rows, table_title
+from qkv.costs.cost import PART_COLUMNS, Cost, part_rows, quantity_rows, table_title
 from qkv.costs.measuring.machine import Machine, machine_file, store_machine, stored_machine
-from qkv.interop.files.places import CONFIG, is_published
-from qkv.models.families.presets import PRESETS, preset
+from qkv.models.families.presets import PRESETS
 from qkv.report.figures import short, size
 from qkv.report.table import print_table
-from qkv.spec.files.overrides import assignments, override
-from qkv.spec.files.shipped import is_shipped, shipped
-from qkv.spec.files.yaml_io import read_spec
-from qkv.spec.model import Model
-from qkv.spec.recipe import Recipe
-from qkv.spec.training import Training
-from qkv.system.errors import UserError, nearest
+from qkv.system.errors import UserError
 
 if TYPE_CHECKING:
     from qkv.costs.measuring.growth import GrowthCurve, GrowthPoint
@@ -86,11 +78,9 @@ def cost_command(
     if growth:
         _grow([spec, *(text for text in overrides or [] if "=" not in text)], overrides or [], longest, as_json)
         return
-    model, training = read_model(spec, overrides or [])
-    rows = training.batch_size if batch_size is None else batch_size
+    found = find_model(spec, overrides or [])
     machine = _probed() if probe else stored_machine()
-    precision = precision or (machine.runs_in(training.precision) if machine else training.precision)
-    counted = cost(model, rows, length, precision, training, source_length=source_length)
+    counted = found.cost(batch_size, length, precision, source_length)
     checked = _checked(counted, machine) if check else []
     if as_json:
         typer.echo(json.dumps({"spec": spec, **_plain(counted, machine, checked)}))
@@ -123,7 +113,7 @@ def _grow(specs: list[str], overrides: Iterable[str], longest: int, as_json: boo
     from qkv.costs.measuring.growth import growth_curve
 
     changes = [text for text in overrides if "=" in text]
-    models = [read_model(name, changes)[0] for name in specs]
+    models = [find_model(name, changes).model for name in specs]
     curves: list[GrowthCurve] = []
     for name, model in zip(specs, models, strict=True):
         curves.append(growth_curve(name, model, longest, tell=lambda point, name=name: _told(name, point)))
@@ -138,56 +128,6 @@ def _grow(specs: list[str], overrides: Iterable[str], longest: int, as_json: boo
 
 def _told(name: str, point: GrowthPoint) -> None:
     typer.echo(f"{name}: {point.length:,} positions, {point.seconds:.3g} s", err=True)
-
-
-def read_model(name: str, overrides: Iterable[str]) -> tuple[Model, Training]:
-    """Read a recipe, model file, run, preset or the config of a published model; return (model, training settings),
-    batch size 1 for a model alone.
-    """
-    alone = Training(batch_size=1)
-    if names_published(name):
-        from qkv.interop.checkpoint import published_spec
-
-        return override(published_spec(Path(name)), [a.below("model") for a in assignments(overrides)]), alone
-    if name in PRESETS and not Path(name).exists():
-        return override(preset(name), [a.below("model") for a in assignments(overrides)]), alone
-    if not Path(name).exists() and Path(name).suffix not in SPEC_SUFFIXES and not is_shipped(name):
-        raise UserError(f"there is no file, recipe or preset {name!r}; {nearest(name, [*PRESETS, *shipped()])}")
-    spec = read_spec(name, overrides)
-    return (_with_sizes(spec), spec.training) if isinstance(spec, Recipe) else (spec, alone)
-
-
-def names_published(name: str) -> bool:
-    """True for a published folder, its config.json alone, or a GGUF file; no weights are read."""
-    path = Path(name)
-    return not (path / "spec.yaml").is_file() and ((path.name == CONFIG and path.is_file()) or is_published(path))
-
-
-def _with_sizes(recipe: Recipe) -> Model:
-    """Return the recipe's model with all sizes that depend on its data, such as the vocabulary size, filled in.
-
-    For text, this is the tokenizer's (maximum) vocabulary size; for other sizes, the data is read.
-    """
-    if recipe.start.checkpoint is not None:
-        from qkv.runs.start import with_start
-
-        recipe = with_start(recipe)
-    model, tokenizer = recipe.model, recipe.data.text_tokenizer
-    if not _open_sizes(model):
-        return model
-    if recipe.task.sized_by_tokenizer and recipe.data.processor is None and tokenizer.num_ids is not None:
-        return model.changed(frontend=model.frontend.sized(tokenizer.num_ids))
-    from qkv.tasks.registry import task_of_recipe
-
-    return task_of_recipe(recipe).sized(recipe).model
-
-
-def _open_sizes(model: Model) -> bool:
-    """Return whether the vocabulary size, an input size or the number of classes of ``model`` is still unknown."""
-    frontends = [stack.frontend for stack in (model, model.encoder) if stack is not None]
-    unknown = any(each.reads_tokens and each.num_tokens is None for each in frontends)
-    unsized = any(each.processor is not None and each == each.unsized() for each in frontends)
-    return unknown or unsized or model.head.classes is None
 
 
 def _probed() -> Machine:
