@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
@@ -131,7 +131,10 @@ def predict_command(
     if explanation.why:
         tell_why(loaded, rows, as_json, explanation.report)
         return
-    _tell(rows, [answer for some in _answers(loaded, rows, zero_shot) for answer in some], as_json)
+    from qkv.api.functions import predict
+
+    groups = _answers(rows, lambda some: predict(loaded, *some, **zero_shot))
+    _tell(rows, [answer for some in groups for answer in some], as_json)
 
 
 def _tell(rows: Sequence[dict[str, Any]], answers: Sequence[Answer], as_json: bool) -> None:
@@ -241,23 +244,20 @@ def _rows(run: Run, texts: list[str], parts: dict[str, str]) -> list[dict[str, A
 
 
 def _answers(
-    run: Run, rows: Sequence[dict[str, Any]], zero_shot: Mapping[str, Any], done: int = 0
+    rows: Sequence[dict[str, Any]], predict: Callable[[Sequence[dict[str, Any]]], list[Answer]], done: int = 0
 ) -> Iterator[list[Answer]]:
     """Predict for all rows after the first ``done``, in order, and yield the answers in groups; show the progress on
     standard error.
     """
     from qkv.report.progress import Progress
-    from qkv.runs.inference.predict import predict
-    from qkv.runs.inference.zero_shot import ZeroShot
 
-    choice = ZeroShot(**zero_shot) if zero_shot else None
     if len(rows) - done <= _AT_ONCE:
-        yield predict(run, rows[done:], choice) if done < len(rows) else []
+        yield predict(rows[done:]) if done < len(rows) else []
         return
     with Progress("predict", len(rows), "rows", done) as progress:
         for begin in range(done, len(rows), _AT_ONCE):
             some = rows[begin : begin + _AT_ONCE]
-            yield predict(run, some, choice)
+            yield predict(some)
             progress.advance(len(some))
 
 
@@ -352,11 +352,15 @@ def _resumed_answers(
     run: Run, rows: Sequence[dict[str, Any]], zero_shot: Mapping[str, Any], partial: PartialAnswers | None
 ) -> list[Answer]:
     """Predict for all rows that have no answer in ``partial``, and store the answers there after each group."""
+    from qkv.runs.inference.predict import predict
+    from qkv.runs.inference.zero_shot import ZeroShot
+
     answers = list(partial.answers) if partial is not None else []
     if answers:
         source = partial.path if partial else ""
         typer.echo(f"resuming: {len(answers):,} of {len(rows):,} answers are already in {source}", err=True)
-    for some in _answers(run, rows, zero_shot, len(answers)):
+    choice = ZeroShot(**zero_shot) if zero_shot else None
+    for some in _answers(rows, lambda some: predict(run, some, choice), len(answers)):
         if partial is not None and some:
             partial.add(some)
         answers += some
