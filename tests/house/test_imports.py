@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.house.source import PACKAGE, Source, dotted_name, on_every, package
 
+import qkv
+
 BELOW_MODELS = ("system", "spec", "ops", "state", "layers", "mixers", "frontends")
 BELOW_TASKS = (*BELOW_MODELS, "models", "tokenizers", "data")
 BELOW_RUNS = (*BELOW_TASKS, "tasks", "generation", "costs", "interop", "report")
@@ -128,6 +130,23 @@ def test_a_wrong_import_is_seen(room: str, line: str) -> None:
 def test_rooms_have_an_empty_init(source: Source) -> None:
     public = source.path.parent == PACKAGE
     assert public or not source.text.strip(), f"{source.name} must stay empty, so that importing a room costs nothing"
+
+
+DOORS = {
+    "cost": "qkv.api.models.find_model",  # is called by qkv.cost too; the command measures the machine in between
+    "load": "qkv.interop.load.load_published",  # the command shows what a checkpoint contains
+}
+"""Command -> what it calls in place of the public function of its name."""
+
+
+def test_a_command_calls_the_public_function_of_its_name() -> None:
+    """So that both have one plan; a command may add what only a terminal has, such as progress and streamed text."""
+    files = {source.path.stem: source for source in package() if room_of_file(source.path) == "cli"}
+    names = files.keys() & qkv._HOMES.keys()
+    assert len(names) > 12
+    doors = {name: DOORS.get(name, f"{qkv._HOMES[name]}.{name}") for name in names}
+    wrong = {name: door for name, door in doors.items() if door not in imported(files[name].tree)}
+    assert not wrong, f"commands that do not import the function of their name: {wrong}"
 
 
 def test_specs_are_read_without_torch() -> None:
