@@ -192,6 +192,8 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any], sentence: str) -> Non
 
 def test_heads_of_an_odd_number_of_features_are_not_rotated() -> None:
     fields = {"width": 9, "frontend": {"kind": "text", "vocab_size": 8}}
-    with pytest.raises(SpecError, match=r"pairs of features are rotated, and a head has 3; make that even, or give"):
+    with pytest.raises(
+        SpecError, match=r"RoPE rotates pairs of features, but a head has 3; give an even number, or base"
+    ):
         Model.parse({**fields, "blocks": [{"branches": ["continuous_memory(3)"]}]})
     assert Model.parse({**fields, "blocks": [{"branches": ["continuous_memory(3, base=null)"]}]}).width == 9

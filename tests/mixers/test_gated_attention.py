@@ -109,7 +109,9 @@ def test_half_of_each_chunk_is_hidden_by_order() -> None:
 
 
 def test_an_odd_key_cannot_be_rotated() -> None:
-    with pytest.raises(SpecError, match="pairs of features are rotated, and a key has 5; make that even, or give base"):
+    with pytest.raises(
+        SpecError, match="RoPE rotates pairs of features, but a key has 5; give an even number, or base none"
+    ):
         GAU.parse({"key_dim": 5})
     assert GAU(key_dim=5, base=None).key_dim == 5
 

@@ -109,7 +109,7 @@ WRONG = {
     ),
     "odd RoPE": (
         {"width": 12, "blocks": [{"branches": ["attention(4, relative=rope)"]}]},
-        "RoPE rotates pairs, but 3 features of a head",
+        "RoPE rotates pairs of features, but 3 of a head",
     ),
     "groups": ({"width": 9, "blocks": [{"branches": ["token_shift(2)"]}]}, "2 groups do not divide the width 9"),
     "layers": (

@@ -220,7 +220,7 @@ def test_what_matches_nothing_gets_a_sentence(text: str, sentence: str) -> None:
 def test_a_part_that_is_not_set_has_to_be_set_whole() -> None:
     with pytest.raises(
         SpecError,
-        match=r"'model.blocks.0.branches.0.relative.scaling' is not set; set it whole, such as .*\.scaling=linear",
+        match=r"'model.blocks.0.branches.0.relative.scaling' is not set; set it first, such as .*\.scaling=linear",
     ):
         changed("model.blocks.attention.relative=rope", "model.blocks.attention.relative.scaling.factor=2")
 

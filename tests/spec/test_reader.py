@@ -103,10 +103,10 @@ REFUSED = {
     "a key twice": ("a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\n", "f:5: the key 'c' is also set in line 3; remove one of them"),
     "a tag that builds an object": (
         "a: !!python/object/apply:os.system [ls]\n",
-        "f:1: the tag '!!python/object/apply:os.system' is not read",
+        "f:1: the tag '!!python/object/apply:os.system' is not allowed",
     ),
-    "a tag on a key": ("!!python/name:os.system k: 1\n", "is not read; a file holds plain data only"),
-    "a private tag": ("a: !lr 3\n", "f:1: the tag '!lr' is not read"),
+    "a tag on a key": ("!!python/name:os.system k: 1\n", "is not allowed in plain data; remove it"),
+    "a private tag": ("a: !lr 3\n", "f:1: the tag '!lr' is not allowed"),
     "an unknown alias": ("a: *b\n", "f:1: '*b' refers to no anchor above; text that begins with '*' needs quotes"),
     "an alias inside itself": ("a: &a [*a]\n", "f:1: '*a' refers to no anchor above"),
     "two documents": ("a: 1\n---\nb: 2\n", "f:2: a second document begins here"),

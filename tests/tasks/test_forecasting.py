@@ -199,7 +199,7 @@ def test_a_short_table_has_no_forecast(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"task__parts": [0.7, 0.5]}, "the sum of the fractions is 1.2"),
-        ({"task__parts": [100, 0.5]}, "0.5 given beside numbers of steps"),
+        ({"task__parts": [100, 0.5]}, "0.5 is no number of steps"),
         ({"model__head__over": "channels"}, "the head reads 'channels'"),
         ({"data__processor": None}, "give data.processor=series"),
         ({**DECODER, "model__frontend": READER}, "a decoder of forecasts reads future steps"),

@@ -135,7 +135,7 @@ def test_a_run_on_sampled_neighbours_resumes_and_answers(tmp_path: Path) -> None
         assert torch.equal(tensor, resumed.model.state_dict()[name]), name
     one, two, three = qkv.predict(run, [{"node": "3"}, {"node": "20"}, {"node": "3"}])
     assert one == three != two
-    with pytest.raises(SpecError, match="batches are parts or neighbours of nodes"):
+    with pytest.raises(SpecError, match="a batch is a part or is sampled by fanouts"):
         override(given, ["task.parts=2"])
 
 

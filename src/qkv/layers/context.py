@@ -116,7 +116,7 @@ class Context:
         if len(sizes) != axes:
             place = f"a grid of {len(sizes)}" if sizes else "a sequence"
             raise UserError(
-                f"{kind!r} needs positions on a grid of {axes} axes, such as image patches read in one call, and these "
+                f"{kind!r} needs positions on a grid of {axes} axes, such as image patches read in one call, but these "
                 f"are on {place}; use another kind"
             )
         return self.coordinates

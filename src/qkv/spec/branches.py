@@ -144,7 +144,7 @@ def rotated_pairs(field: str, owner: str, features: int) -> list[Problem]:
     """Return one error for ``field`` if RoPE cannot rotate the features of ``owner`` in pairs; else an empty list."""
     if features % 2 == 0:
         return []
-    sentence = f"pairs of features are rotated, and {owner} has {features}; make that even, or give base none"
+    sentence = f"RoPE rotates pairs of features, but {owner} has {features}; give an even number, or base none"
     return [Problem((field,), sentence)]
 
 

@@ -143,7 +143,7 @@ class Data(Spec):
     )
     tokenizer: Tokenizer = Characters()
     target_tokenizer: Tokenizer | None = Field(
-        default=None, description="tokenizer of the target text; default: the same for both"
+        default=None, description="tokenizer of the target text; default: the tokenizer of the source"
     )
     processor: Processor | None = Field(
         default=None, description="converter of inputs other than text, such as images; default: the input is text"

@@ -370,6 +370,6 @@ class MixtureHead(OfImages, kind="mixture"):
     """
 
     components: int = Field(default=8, gt=0, le=WIDEST, description="number of Gaussians, K")
-    features: int | None = Field(default=None, gt=0, description="numbers in a vector; default: the front end's")
+    features: int | None = Field(default=None, gt=0, description="values in a vector; default: the front end's")
 
     from_frontend: ClassVar[tuple[str, ...]] = ("features",)

@@ -331,7 +331,7 @@ class Model(Stack, WithWidth):
             return []
         if self.frontend.on_grid:
             sentence = (
-                f"{self.frontend.kind!r} gives positions on a grid, and {self.segmentation.kind!r} reads a sequence"
+                f"{self.frontend.kind!r} has positions on a grid, but {self.segmentation.kind!r} reads a sequence"
             )
             return [Problem(("frontend",), f"{sentence}; use a front end of sequences, or leave the segmentation out")]
         if self.rounds > 1:
@@ -347,7 +347,7 @@ class Model(Stack, WithWidth):
         found, own = list[Problem](), self._table_width(self)
         if not self.frontend.reads_tokens and self.head.predicts_tokens:
             sentence = (
-                f"a language model predicts tokens, and the front end {self.frontend.kind!r} reads none; "
+                f"a language model predicts tokens, but the front end {self.frontend.kind!r} reads none; "
                 "give another head"
             )
             found.append(Problem(("head",), sentence))

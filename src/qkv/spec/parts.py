@@ -183,7 +183,7 @@ def grid_problems(part: OnGrid, axes: int, *path: str | int) -> list[Problem]:
     if part.axes in (1, axes):
         return []
     place = "a sequence" if axes == 1 else f"on a grid of {axes}"
-    sentence = f"{part.kind!r} needs positions on a grid of {part.axes} axes, such as image patches, and these are"
+    sentence = f"{part.kind!r} needs positions on a grid of {part.axes} axes, such as image patches, but these are"
     return [Problem(path, f"{sentence} {place}; use another kind")]
 
 
@@ -539,7 +539,11 @@ class Rope(Relative, kind="rope"):
         if rotated and rotated % 2 == 0:
             problems = [] if self.scaling is None else self.scaling.pair_problems(rotated // 2)
             return [problem.under("scaling") for problem in problems]
-        return [Problem((), f"RoPE rotates pairs, but {rotated} features of a head would be rotated; make that even")]
+        return [
+            Problem(
+                (), f"RoPE rotates pairs of features, but {rotated} of a head would be rotated; give an even number"
+            )
+        ]
 
 
 class Rope2D(Relative, kind="rope_2d"):
@@ -553,7 +557,11 @@ class Rope2D(Relative, kind="rope_2d"):
 
     extrapolates = False
     axes = 2
-    base: float = Field(default=100.0, gt=1, description="lower than for texts, as images have few rows and columns")
+    base: float = Field(
+        default=100.0,
+        gt=1,
+        description="base of the rotation; lower than for texts, as images have few rows and columns",
+    )
     fraction: float = Field(default=1.0, gt=0, le=1)
     normalised: bool = Field(default=False, description="coordinates from -2π to 2π; default: numbers from 1")
 

@@ -48,7 +48,7 @@ class Recipe(Spec):
     training: Training = Training()
     sample: Generation = Generation(max_new_tokens=200, temperature=0.8, seed=1)
     quantized: Quantization | None = Field(
-        default=None, description="form of the stored weights, written by 'qkv quantize'; such a run is not trained"
+        default=None, description="quantisation of the stored weights, by 'qkv quantize'; such a run is not trained"
     )
     quick: dict[str, Any] = {}
     candidates: dict[str, dict[str, Any]] = Field(
@@ -147,7 +147,7 @@ class Recipe(Spec):
             sentence = f"the task {self.task.kind!r} reads one input; tasks that join several: {takers}"
             return [Problem(("data", "inputs") if given else path, sentence)]
         if self.model.encoder is not None:
-            return [Problem(("model", "encoder"), "several inputs are read in one row; leave it out")]
+            return [Problem(("model", "encoder"), "several inputs form one row, which needs no encoder; leave it out")]
         if self.model.wide is not None:
             return [Problem(("model", "wide"), "a wide path reads one input; leave it out")]
         if self.start.checkpoint is not None and not read:

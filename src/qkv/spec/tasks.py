@@ -29,7 +29,7 @@ class NextToken(Task, kind="next_token"):
         if processor is None or processor.makes_codes:
             return []
         sentence = (
-            f"the task {self.kind!r} reads tokens, and the front end {model.frontend.kind!r} reads {processor.kind}"
+            f"the task {self.kind!r} reads tokens, but the front end {model.frontend.kind!r} reads {processor.kind}"
         )
         return [Problem(("frontend",), f"{sentence}; use 'text', or 'image_codes' for images")]
 

@@ -81,7 +81,7 @@ class WordPiece(LearnedTokenizer, kind="wordpiece"):
     """
 
     vocab_size: int = Field(default=8192, gt=2)
-    lowercase: bool = Field(default=True, description="also drops accents")
+    lowercase: bool = Field(default=True, description="convert to lower case and drop accents")
 
 
 class Unigram(LearnedTokenizer, kind="unigram"):

@@ -243,7 +243,7 @@ class _Search:
             return self._miss(
                 place,
                 names,
-                sentence=f"{dotted(place.trail)!r} is not set; set it whole, such as {dotted(place.trail)}={example}",
+                sentence=f"{dotted(place.trail)!r} is not set; set it first, such as {dotted(place.trail)}={example}",
             )
         actual = self._open(place, spec)
         if name in actual.model_fields:

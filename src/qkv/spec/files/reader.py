@@ -146,14 +146,14 @@ class _Reader:
     def _check(self, event: Any, depth: int, size: int = 1) -> None:
         self.count += size
         if self.count > MAX_VALUES:
-            self._refuse(event, f"the file holds more than {MAX_VALUES:,} values, counting what its aliases repeat")
+            self._refuse(event, f"the file has more than {MAX_VALUES:,} values, repetitions by aliases included")
         if depth > MAX_DEPTH:
             self._refuse(event, f"the data is nested deeper than {MAX_DEPTH} levels")
         tag = getattr(event, "tag", None)
         if tag:
             self._refuse(
                 event,
-                f"the tag {quoted(tag.replace('tag:yaml.org,2002:', '!!'))} is not read; a file holds plain data only",
+                f"the tag {quoted(tag.replace('tag:yaml.org,2002:', '!!'))} is not allowed in plain data; remove it",
             )
 
     def _alias(self, event: Any) -> Any:

@@ -27,7 +27,9 @@ class HyperAttention(HeadedAttention, kind="hyper_attention"):
     """
 
     mask: Literal["causal", "full"] = Field(default="causal", description="full: all positions of a row; not causal")
-    block: int = Field(default=256, gt=0, description="positions per block; a block as long as the row is exact")
+    block: int = Field(
+        default=256, gt=0, description="positions per block; attention is exact if a block is as long as the row"
+    )
     samples: int = Field(
         default=256, gt=0, description="keys sampled for all queries, without replacement; as many as positions: exact"
     )

@@ -30,10 +30,13 @@ class Favor(FeatureMap, kind="favor"):
     num_features: int = Field(default=64, gt=0, description="number of features, M")
     orthogonal: bool = Field(default=True, description="directions are orthogonal; false: independent")
     redraw: int | None = Field(
-        default=None, gt=0, description="training steps between new directions; default: drawn once"
+        default=None, gt=0, description="training steps after which new directions are sampled; default: never"
     )
     seed: int | None = Field(
-        default=None, ge=0, le=LARGEST_SEED, description="seed of the directions; default: of the weights"
+        default=None,
+        ge=0,
+        le=LARGEST_SEED,
+        description="seed of the directions; default: derived from the seed of the weights",
     )
 
 

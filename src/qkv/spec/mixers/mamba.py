@@ -21,7 +21,7 @@ class Mamba(Branch, kind="mamba"):
     state has a fixed size.
     """
 
-    expansion: float = Field(default=2.0, gt=0, description="E / width, E features x")
+    expansion: float = Field(default=2.0, gt=0, description="E / width, with E features of x")
     state_size: int = Field(default=16, gt=0, description="state values per feature, and features of b and c")
     step_rank: int | None = Field(default=None, gt=0, description="features of r; default: width / 16, rounded up")
     kernel_size: int = Field(default=4, gt=0, description="size of the causal convolution; 1: the position itself")

@@ -69,7 +69,7 @@ class Mamba2(Branch, kind="mamba2"):
     kernel_size: int = Field(default=4, gt=0, description=_KERNEL)
     convolution_bias: bool = Field(default=True, description=_CONVOLUTION_BIAS)
     bias: bool = Field(default=False, description="bias of the input and output projections")
-    min_step: float = Field(default=0.0, ge=0, description="smallest step δ")
+    min_step: float = Field(default=0.0, ge=0, description="minimum of the step δ")
     norm_groups: int = Field(
         default=1, gt=0, description="groups of features that are normalised separately; must divide E"
     )

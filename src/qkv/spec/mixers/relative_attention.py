@@ -26,7 +26,9 @@ class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
     """
 
     mask: Mask = Full()
-    position_buckets: int | None = Field(default=256, ge=2, description="S; null: one vector per distance")
+    position_buckets: int | None = Field(
+        default=256, ge=2, description="number of distance buckets, S; null: one vector per distance"
+    )
     max_distance: int = Field(default=512, gt=0, description="larger distances are clipped to it")
     content_to_position: bool = Field(default=True, description="add q_i · a_d to the scores")
     position_to_content: bool = Field(default=True, description="add b_d · k_j to the scores")

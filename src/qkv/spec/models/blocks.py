@@ -41,7 +41,7 @@ class Block(Spec):
     drop_path: float = Field(
         default=0.0, ge=0, lt=1, description="probability of skipping a branch in training (Huang et al. 2016)"
     )
-    norms: Seq[Norm] = Field(default=(), description="one norm per branch; default: norm for all")
+    norms: Seq[Norm] = Field(default=(), description="one norm per branch; default: the field norm for all")
 
     def norm_of(self, i: int) -> Norm:
         """Return the norm of branch ``i``: its entry in ``norms``, or the block's ``norm``."""

@@ -32,7 +32,9 @@ class Quantiles(Forecast, kind="quantiles"):
     """
 
     levels: Seq[Annotated[float, Field(gt=0, lt=1)]] = Field(
-        default=(0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95), min_length=1, description="in rising order"
+        default=(0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95),
+        min_length=1,
+        description="levels τ, in rising order",
     )
 
     @property

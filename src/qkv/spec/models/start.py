@@ -46,7 +46,7 @@ class RandomStart(Start, kind="random"):
 class CheckpointStart(Start, kind="checkpoint"):
     """Weights of a run, or of a published checkpoint: pretraining, then fine-tuning (Howard & Ruder 2018)."""
 
-    source: str = Field(min_length=1, description="run folder, or published folder or name")
+    source: str = Field(min_length=1, description="run folder, or folder or name of a published checkpoint")
 
     @property
     def checkpoint(self) -> str:

@@ -37,7 +37,9 @@ class NodeClassification(Task, kind="node_classification"):
         default=None, description="auxiliary loss for few labels: equal predictions under different dropout; null: none"
     )
     parts: int = Field(
-        default=1, gt=0, description="random parts of the nodes that each epoch reads one by one, for a large graph"
+        default=1,
+        gt=0,
+        description="number of random parts of the nodes, which an epoch reads one by one; for a large graph",
     )
     fold: int = Field(default=0, ge=0, description="index of the split, if the data has several")
     fanouts: Seq[Annotated[int, Field(ge=-1)]] = Field(
@@ -49,7 +51,9 @@ class NodeClassification(Task, kind="node_classification"):
     def problems(self) -> list[Problem]:
         if self.parts == 1 or not self.fanouts:
             return []
-        return [Problem(("fanouts",), "batches are parts or neighbours of nodes; leave task.parts or task.fanouts out")]
+        return [
+            Problem(("fanouts",), "a batch is a part or is sampled by fanouts; leave task.parts or task.fanouts out")
+        ]
 
     reads: ClassVar[Reads] = "examples"
     reads_signals: ClassVar[bool] = True
@@ -117,7 +121,7 @@ class Forecasting(Task, kind="forecasting"):
     def problems(self) -> list[Problem]:
         if max(self.parts) > 1:
             wrong = next((part for part in self.parts if part != int(part)), None)
-            sentence = f"{wrong} given beside numbers of steps; give whole numbers, or fractions whose sum is at most 1"
+            sentence = f"{wrong} is no number of steps; give only integers, or fractions whose sum is at most 1"
             return [] if wrong is None else [Problem(("parts",), sentence)]
         total = sum(self.parts)
         return [] if total <= 1 + 1e-9 else [Problem(("parts",), f"the sum of the fractions is {total:g}, above 1")]

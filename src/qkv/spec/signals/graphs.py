@@ -59,7 +59,9 @@ class Graphs(Processor, kind="graphs"):
     distances: int = Field(
         default=0, ge=0, le=_MOST, description="maximum length of shortest paths for attention; 0: no distances"
     )
-    num_features: int | None = Field(default=None, ge=0, le=WIDEST, description="default: that of the data")
+    num_features: int | None = Field(
+        default=None, ge=0, le=WIDEST, description="features of a node; default: by the data"
+    )
     tags: Seq[str] | None = Field(default=None, description="tags of nodes; default: all tags of the training part")
     whole: Seq[bool] = Field(
         default=(), description="true for each feature that is an integer in all graphs; default: by the data"
@@ -119,7 +121,9 @@ class Nodes(Frontend, kind="nodes"):
     """
 
     processor = Graphs
-    num_columns: int | None = Field(default=None, gt=0, le=WIDEST, description="default: that of the processor")
+    num_columns: int | None = Field(
+        default=None, gt=0, le=WIDEST, description="columns of a node; default: the processor's"
+    )
     eigenvectors: int = Field(default=0, ge=0, le=_MOST, description="number of eigenvectors; filled in from the data")
     first_eigenvector: int = Field(
         default=0, ge=0, description="column of the first eigenvector; filled in from the data"

@@ -162,7 +162,7 @@ class Pixels(Processor):
                 sentence = f"{len(values)} values are given for {self.channels} channels; give one for each"
                 problems.append(Problem((name,), sentence))
         if (self.mean is None) != (self.deviation is None):
-            problems.append(Problem(("mean",), "mean and deviation are given together, or neither"))
+            problems.append(Problem(("mean",), "give both mean and deviation, or neither"))
         if self.resized is not None and self.height and self.width and self.resized < max(self.height, self.width):
             sentence = f"{self.resized} pixels are too few for a crop of {self.height} × {self.width}"
             problems.append(Problem(("resized",), sentence))

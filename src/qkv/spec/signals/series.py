@@ -150,7 +150,9 @@ class SeriesPatches(OfSeries, kind="series_patches"):
     channels: Literal["apart", "mixed", "inverted"] = "apart"
     normalise: Literal["window", "last", "none"] = "window"
     affine: bool = Field(default=False, description="learned scale and shift of each channel after the normalisation")
-    frequencies: int = Field(default=0, ge=0, le=10_000, description="sine waves of the time of each value; 0: none")
+    frequencies: int = Field(
+        default=0, ge=0, le=10_000, description="number of sine waves of the time of a value; 0: none"
+    )
 
     def canonical(self, width: int) -> Self:
         patches = super().canonical(width)
