@@ -67,10 +67,12 @@ def training_files(
     def folder(name: str) -> Path:
         return place.folder(f"{task or 'text'}-{name[:8]}" if is_given(source) else Path(source).stem)
 
-    with kept(splits, place.out or place.runs, folder, task is None, _SPEC) as found:
-        others = {split: found.sources[split] for split in _HELD_OUT if split in splits}
-        settings = {**fields, **others} if task is None else {"bad_rows": "refuse", **fields, **others}
-        yield found.sources["train"], found.folder, settings
+    with kept(splits, place.out or place.runs, folder, task is None, _SPEC) as files:
+        evaluation_splits = {split: files.sources[split] for split in _HELD_OUT if split in splits}
+        settings = (
+            {**fields, **evaluation_splits} if task is None else {"bad_rows": "refuse", **fields, **evaluation_splits}
+        )
+        yield files.sources["train"], files.folder, settings
 
 
 @contextmanager
@@ -83,10 +85,10 @@ def recipe_on(recipe: Recipe, data: Any, folder: Path, fields: Mapping[str, Any]
     if reads == "nothing":
         raise UserError(f"the task {recipe.task.kind!r} draws its own data; leave 'data' out")
     task = None if reads == "text" else recipe.task.kind
-    given = fields if task is None else data_fields(task, fields)
-    with training_files(data, task, RunPlace(folder, "", folder), given) as (source, _, found):
-        others = {"validation": None, "test": None, "format": None}
-        yield recipe.changed(data=recipe.data.changed(**{**others, **found, "source": str(source)}))
+    arguments = fields if task is None else data_fields(task, fields)
+    with training_files(data, task, RunPlace(folder, "", folder), arguments) as (source, _, settings):
+        defaults = {"validation": None, "test": None, "format": None}
+        yield recipe.changed(data=recipe.data.changed(**{**defaults, **settings, "source": str(source)}))
 
 
 @contextmanager
@@ -99,8 +101,8 @@ def temporary_file(data: Any, running: bool) -> Iterator[str]:
         raise UserError(f"the data has the splits {', '.join(map(str, data))}; give one of them")
     with TemporaryDirectory(prefix="qkv-") as folder:
         place = Path(folder)
-        with kept({"train": data}, place, lambda _: place, running) as found:
-            yield found.sources["train"]
+        with kept({"train": data}, place, lambda _: place, running) as files:
+            yield files.sources["train"]
 
 
 def choose_split(split: str | None, batches: int | None, data: Any, option: str = "") -> str:

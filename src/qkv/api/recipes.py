@@ -106,8 +106,8 @@ def table_without_task(source: str | Path) -> TableFound | None:
     """Return the table of examples, which needs a task, if ``source`` is one; None for a recipe, run folder or text."""
     from qkv.data.records.named import TABLES
 
-    known = Path(source).expanduser().is_file() or source in TABLES
-    if not known or (not is_text(source) and Path(source).suffix != ".json") or is_kept_text(str(source)):
+    exists = Path(source).expanduser().is_file() or source in TABLES
+    if not exists or (not is_text(source) and Path(source).suffix != ".json") or is_kept_text(str(source)):
         return None
     from qkv.choosing.tables import found_table
 
@@ -139,12 +139,12 @@ def _recipe_of_table(
     folder = out or folder_of(name_of(data["source"]), quick)
     if resume and (folder / "spec.yaml").is_file():
         # A newly chosen recipe could differ. The data settings must equal the run's, which is checked on resuming.
-        known = read_recipe(folder)
-        if (known.data.source, known.task.kind, known.start.checkpoint) == (data["source"], task, start):
+        previous = read_recipe(folder)
+        if (previous.data.source, previous.task.kind, previous.start.checkpoint) == (data["source"], task, start):
             changes = [*([f"training.adapt={adapt}"] if adapt else []), *overrides]
-            return override(known.changed(data=known.data.changed(**data)), changes), folder
-        there = f"the task {known.task.kind!r} on {known.data.source!r}" + (
-            f" from {known.start.checkpoint!r}" if known.start.checkpoint else ""
+            return override(previous.changed(data=previous.data.changed(**data)), changes), folder
+        there = f"the task {previous.task.kind!r} on {previous.data.source!r}" + (
+            f" from {previous.start.checkpoint!r}" if previous.start.checkpoint else ""
         )
         here = f"{task!r} on {data['source']!r}" + (f" from {start!r}" if start else "")
         raise UserError(f"{folder} holds a run of {there}, not of {here}; name another folder")
@@ -176,9 +176,9 @@ def _recipe_of_text(
         )
     if resume and (folder / "spec.yaml").is_file():
         # A newly chosen recipe could differ, because the text may have grown and the machine is measured anew.
-        known = read_recipe(folder)
-        if known.data.source == source and known.start.checkpoint == (begun and begun[0]):
-            return override(known.changed(data=known.data.changed(**data)), overrides)
+        previous = read_recipe(folder)
+        if previous.data.source == source and previous.start.checkpoint == (begun and begun[0]):
+            return override(previous.changed(data=previous.data.changed(**data)), overrides)
     from qkv.choosing.automatic import automatic
     from qkv.choosing.finetune_text import finetuned_on_text
 
