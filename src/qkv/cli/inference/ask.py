@@ -66,52 +66,52 @@ def ask_command(
     from qkv.runs.inference.ask import read_rows
 
     form, columns = prompting.form(), dict(named_values("--column", column))
-    shown = prompting.example_rows(columns)
-    asked = _given(inputs or [], form) if data is None else read_rows(data, form, "--data", columns, False)
+    demonstrations = prompting.example_rows(columns)
+    questions = _given(inputs or [], form) if data is None else read_rows(data, form, "--data", columns, False)
     loaded = load(folder, copy=copy)
     settings: dict[str, Any] = {"by": by, "calibrate": calibrate, "num_examples": prompting.num_examples, "seed": seed}
-    found = ask(loaded, asked.rows, shown.rows, asked.options or option, form.text, **settings)
-    for note in (*shown.notes, *asked.notes):
+    results = ask(loaded, questions.rows, demonstrations.rows, questions.options or option, form.text, **settings)
+    for note in (*demonstrations.notes, *questions.notes):
         typer.echo(note, err=True)
-    _tell(asked, found, as_json)
-    _tell_accuracy(asked, found)
+    _tell(questions, results, as_json)
+    _tell_accuracy(questions, results)
 
 
 def _given(inputs: list[str], form: Template) -> FewShotRows:
     """Convert texts on the command line to rows. Raises ``UserError`` if the template has several fields."""
     from qkv.runs.inference.ask import FewShotRows
 
-    first, *others = form.fields
-    if others:
+    first, *more_fields = form.fields
+    if more_fields:
         raise UserError(f"the template has the fields {', '.join(form.fields)}; give a table of them with --data")
     return FewShotRows([{first: text} for text in inputs], None, [])
 
 
-def _tell(asked: FewShotRows, found: list[dict[str, Any]], as_json: bool) -> None:
+def _tell(questions: FewShotRows, results: list[dict[str, Any]], as_json: bool) -> None:
     """Print the answers: as JSON lines, or as a table."""
     from qkv.report.table import print_table
 
     if as_json:
-        for row, answer in zip(asked.rows, found, strict=True):
+        for row, answer in zip(questions.rows, results, strict=True):
             typer.echo(json.dumps({**row, **answer}, ensure_ascii=False))
         return
-    field = next(iter(asked.rows[0]))
+    field = next(iter(questions.rows[0]))
     rows = [
         (row[field], answer["answer"], max(answer["probabilities"].values()) if answer["probabilities"] else None)
-        for row, answer in zip(asked.rows, found, strict=True)
+        for row, answer in zip(questions.rows, results, strict=True)
     ]
     print_table("", [field, "answer", "probability"], rows)
 
 
-def _tell_accuracy(asked: FewShotRows, found: list[dict[str, Any]]) -> None:
+def _tell_accuracy(questions: FewShotRows, results: list[dict[str, Any]]) -> None:
     """Print the accuracy and the baseline if all rows are labelled."""
-    if not all("label" in row for row in asked.rows):
+    if not all("label" in row for row in questions.rows):
         return
     from qkv.runs.inference.ask import accuracy_of, baseline
 
-    right = sum(answer["answer"] == row["label"] for row, answer in zip(asked.rows, found, strict=True))
-    measured, without = accuracy_of(right, len(found)), baseline(asked.rows, asked.options)
-    typer.echo(f"accuracy {measured} of {len(found):,} rows; {without.name}: {without.value:.1%}", err=True)
+    right = sum(answer["answer"] == row["label"] for row, answer in zip(questions.rows, results, strict=True))
+    measured, without = accuracy_of(right, len(results)), baseline(questions.rows, questions.options)
+    typer.echo(f"accuracy {measured} of {len(results):,} rows; {without.name}: {without.value:.1%}", err=True)
     if measured.value <= without.value:
         typer.echo(
             "note: the accuracy is not above the baseline; 'qkv train classify' trains a classifier on labelled rows",

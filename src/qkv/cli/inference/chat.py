@@ -79,14 +79,14 @@ class Chat:
         from qkv.runs.inference.end_tokens import writing
         from qkv.tokenizers.chat_template import ChatTemplate
 
-        known = run.tokenizer.chat_template if run.vocabulary.has_text else None
-        found = known if template is None else template
-        if found is None:
+        default = run.tokenizer.chat_template if run.vocabulary.has_text else None
+        chat_template = default if template is None else template
+        if chat_template is None:
             raise UserError(
                 f"{run.folder} has no chat template, so the format of its chats is unknown; name a template with "
                 "--chat-template FILE, or continue texts with 'qkv generate'"
             )
-        self.run, self.template = run, ChatTemplate(found, run.tokenizer)
+        self.run, self.template = run, ChatTemplate(chat_template, run.tokenizer)
         self._options, self._generation = options, writing(run).changed(num_beams=1, num_return=1)
         self._queue: RequestQueue = RequestQueue(run.model, run.tokenizer, keep=_KEPT)
 

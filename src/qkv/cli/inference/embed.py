@@ -65,8 +65,8 @@ def embed_command(
         "normalise": normalise,
         "max_length": max_length,
     }
-    given = {name: value for name, value in options.items() if value is not None}
-    vectors = _embedded(folder, texts, prompt, prefix, copy=copy, **given)
+    settings = {name: value for name, value in options.items() if value is not None}
+    vectors = _embedded(folder, texts, prompt, prefix, copy=copy, **settings)
     if out is not None:
         _write(out, vectors)
         return

@@ -64,14 +64,14 @@ def evaluate_command(
         output_file("--report", report, data, choices, prompting.examples)
     if choices is not None:
         _alone(changes=changes, data=data, split=split, batches=batches)
-        found = _by_choice(run_or_published(run), choices, prompting, copy)
+        result = _by_choice(run_or_published(run), choices, prompting, copy)
     else:
         if prompting.template is not None or prompting.examples is not None:
             raise UserError("--template and --examples apply to --choices only; give a table of questions with it")
-        found = _on_data(run_folder(run), changes or (), split, batches, data, copy)
+        result = _on_data(run_folder(run), changes or (), split, batches, data, copy)
     if report is not None:
-        _write(report, str(run), found)
-    _tell(run, found, as_json)
+        _write(report, str(run), result)
+    _tell(run, result, as_json)
 
 
 class _Evaluated(NamedTuple):
@@ -90,8 +90,8 @@ def _on_data(
     from qkv.api.functions import evaluate, load
 
     loaded = load(folder, copy=copy)
-    found = evaluate(loaded, split, batches, changes, data)
-    return _Evaluated(loaded, found.part, found.evaluation)
+    result = evaluate(loaded, split, batches, changes, data)
+    return _Evaluated(loaded, result.part, result.evaluation)
 
 
 def _by_choice(folder: Path, choices: str, prompting: PromptOptions, copy: bool) -> _Evaluated:
@@ -102,43 +102,43 @@ def _by_choice(folder: Path, choices: str, prompting: PromptOptions, copy: bool)
 
     form = prompting.form()
     questions = read_rows(choices, form, "--choices", {}, labelled=True)
-    shown = prompting.example_rows({}).rows
+    demonstrations = prompting.example_rows({}).rows
     loaded = load(folder, copy=copy)
-    prompt = few_shot(loaded, shown, form, prompting.num_examples)
+    prompt = few_shot(loaded, demonstrations, form, prompting.num_examples)
     with Progress("evaluate", len(questions.rows), "questions") as progress:
         return _Evaluated(loaded, choices, evaluate_choices(prompt, questions, progress.advance))
 
 
-def _tell(run: Path, found: _Evaluated, as_json: bool) -> None:
+def _tell(run: Path, result: _Evaluated, as_json: bool) -> None:
     """Print the metrics: as one JSON object, or as a table with the notes."""
     from qkv.report.evaluation import words
     from qkv.report.table import print_table
 
-    step, (figures, notes) = found.run.step, (found.evaluation.figures, found.evaluation.notes)
+    step, (figures, notes) = result.run.step, (result.evaluation.figures, result.evaluation.notes)
     if as_json:
-        typer.echo(json.dumps({"run": str(run), "split": found.part, "step": step, **figures, "notes": notes}))
+        typer.echo(json.dumps({"run": str(run), "split": result.part, "step": step, **figures, "notes": notes}))
         return
     rows = [(words(name), value) for name, value in figures.items()]
-    print_table(f"{run}, step {step:,}, {found.part}", ["metric", "value"], rows)
+    print_table(f"{run}, step {step:,}, {result.part}", ["metric", "value"], rows)
     for note in notes:
         typer.echo(note)
 
 
-def _alone(**others: object) -> None:
+def _alone(**options: object) -> None:
     """Raise ``UserError`` for options that do not go with --choices."""
-    given = [name for name, value in others.items() if value]
-    if given:
-        named = "changes of the recipe" if given[0] == "changes" else f"--{given[0]}"
+    flags = [name for name, value in options.items() if value]
+    if flags:
+        named = "changes of the recipe" if flags[0] == "changes" else f"--{flags[0]}"
         raise UserError(f"--choices evaluates on its own table of questions; leave out {named}")
 
 
-def _write(path: Path, title: str, found: _Evaluated) -> None:
+def _write(path: Path, title: str, result: _Evaluated) -> None:
     from qkv.report.evaluation import evaluation_report
     from qkv.runs.storage.files import clear_errors
     from qkv.system.files import write_file
 
-    recipe = found.run.recipe
-    splits = {found.part: asdict(found.evaluation)}
-    page = evaluation_report(title, recipe.description, splits, found.run.step, recipe.training.validation.best)
+    recipe = result.run.recipe
+    splits = {result.part: asdict(result.evaluation)}
+    page = evaluation_report(title, recipe.description, splits, result.run.step, recipe.training.validation.best)
     with clear_errors(str(path)):
         write_file(path, page.encode())

@@ -134,10 +134,10 @@ def _write_images(folder: Path, images: _Images, options: dict[str, Any], count:
     """Generate ``count`` images and write them to a file. ``texts``: options for text, by name."""
     if images.image is None:
         raise UserError("--label: it applies to images only; name their file with --image")
-    given = [name for name, value in texts.items() if value]
-    given += [flag_of(name) for name in ("max_new_tokens", "stop", "num_beams", "num_return") if name in options]
-    if given:
-        raise UserError(f"--image: {given[0]} applies to text; leave one of them out")
+    flags = [name for name, value in texts.items() if value]
+    flags += [flag_of(name) for name in ("max_new_tokens", "stop", "num_beams", "num_return") if name in options]
+    if flags:
+        raise UserError(f"--image: {flags[0]} applies to text; leave one of them out")
     path = output_file("--image", images.image)
     from qkv.api.functions import generate_images, load
     from qkv.runs.inference.images import as_png
@@ -160,8 +160,8 @@ def _check_ids(prompt: str, special: bool, choices: _Choices, num_samples: int) 
         "--choose": choices.choose,
         "--num-samples": num_samples > 1,
     }
-    if given := [name for name, value in beside.items() if value]:
-        raise UserError(f"--ids: {given[0]} cannot be combined with it; leave one of them out")
+    if flags := [name for name, value in beside.items() if value]:
+        raise UserError(f"--ids: {flags[0]} cannot be combined with it; leave one of them out")
 
 
 def _print_ids(run: Run, ids: str, options: dict[str, Any], settings: DecodingSettings) -> None:

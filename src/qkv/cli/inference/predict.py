@@ -195,9 +195,9 @@ def _check(
         output_file("--out", out, data)
 
 
-def named_values(option: str, given: list[str] | None) -> Iterator[tuple[str, str]]:
+def named_values(option: str, texts: list[str] | None) -> Iterator[tuple[str, str]]:
     """Parse the values NAME=VALUE of a repeatable option, and yield pairs (name, value)."""
-    for text in given or []:
+    for text in texts or []:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             raise UserError(f"{option}: {text!r} given, but it should be a name, '=' and a value")
@@ -232,11 +232,11 @@ def _rows(run: Run, texts: list[str], parts: dict[str, str]) -> list[dict[str, A
     if not asks:
         predict(run, [])  # raises that there is nothing to predict
     for name in parts:
-        known = (*asks, *task.may_ask)
-        if name not in known:
+        fields = (*asks, *task.may_ask)
+        if name not in fields:
             raise UserError(
-                f"the task {run.recipe.task.kind!r} has the input fields {', '.join(known)}, not {name!r}; "
-                f"{nearest(name, known)}"
+                f"the task {run.recipe.task.kind!r} has the input fields {', '.join(fields)}, not {name!r}; "
+                f"{nearest(name, fields)}"
             )
         if not parts[name].strip():
             raise UserError(f"the {name} is empty")
@@ -318,10 +318,10 @@ def _answer_table(
         answers = [{name: value for name, value in row.items() if name not in places} for row in rows]
         text = _written(places, rows, answers, ending)
     else:
-        found = read_inputs(run, source, columns)
-        partial = _partial_answers(run, source, {"columns": dict(columns), **zero_shot}, out, len(found.rows))
-        answers, notes = _resumed_answers(run, found.rows, zero_shot, partial), found.notes
-        text = _written(found.columns, found.kept, answers, ending)
+        table = read_inputs(run, source, columns)
+        partial = _partial_answers(run, source, {"columns": dict(columns), **zero_shot}, out, len(table.rows))
+        answers, notes = _resumed_answers(run, table.rows, zero_shot, partial), table.notes
+        text = _written(table.columns, table.kept, answers, ending)
     for note in notes:
         typer.echo(note, err=True)
     _tell_notes(answers)
@@ -367,24 +367,24 @@ def _resumed_answers(
     return answers
 
 
-def _written(columns: Sequence[str], kept: Sequence[Mapping[str, Any]], answers: Sequence[Answer], form: str) -> str:
+def _written(columns: Sequence[str], records: Sequence[Mapping[str, Any]], answers: Sequence[Answer], form: str) -> str:
     """Format rows with their predictions: all details as JSON lines, or answer and scores as CSV/TSV columns."""
     names = dict.fromkeys(name for answer in answers for name in answer)
     as_named = {name: f"predicted_{name}" if name in columns else name for name in names}
     if form == "jsonl":
         rows = [
             {**row, **{as_named[name]: value for name, value in a.items()}}
-            for row, a in zip(kept, answers, strict=True)
+            for row, a in zip(records, answers, strict=True)
         ]
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    shown = [
+    figures = [
         name for name in names if name == "answer" or any(_is_figure(name, answer.get(name)) for answer in answers)
     ]
     file = io.StringIO()
     writer = csv.writer(file, delimiter="\t" if form == "tsv" else ",", lineterminator="\n")
-    writer.writerow([*columns, *(as_named[name] for name in shown)])
-    for row, answer in zip(kept, answers, strict=True):
-        writer.writerow([*(_field(row.get(name)) for name in columns), *(_field(answer.get(name)) for name in shown)])
+    writer.writerow([*columns, *(as_named[name] for name in figures)])
+    for row, answer in zip(records, answers, strict=True):
+        writer.writerow([*(_field(row.get(name)) for name in columns), *(_field(answer.get(name)) for name in figures)])
     return file.getvalue()
 
 

@@ -57,14 +57,14 @@ def rerank_command(
     folder = run if is_sentence_folder(run) else run_or_published(run)
     from qkv.runs.inference.rerank import rerank
 
-    found = rerank(folder, query, _texts(documents or [], data, column), top, instruction, copy)
+    ranking = rerank(folder, query, _texts(documents or [], data, column), top, instruction, copy)
     if as_json:
-        for each in found:
+        for each in ranking:
             typer.echo(json.dumps(each._asdict(), ensure_ascii=False))
         return
     from qkv.report.table import print_table
 
-    rows = [(f"{each.score:.4f}", each.index + 1, _shortened(each.document)) for each in found]
+    rows = [(f"{each.score:.4f}", each.index + 1, _shortened(each.document)) for each in ranking]
     print_table(query, ["score", "document", "text"], rows)
 
 

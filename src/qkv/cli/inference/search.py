@@ -56,18 +56,18 @@ def search_command(
     folder = run if is_sentence_folder(run) else run_or_published(run)
     if not file.is_file():
         raise UserError(f"there is no file {str(file)!r} to search")
-    asked = [line for text in queries for line in (lines_of_input() if text == "-" else [text])]
-    if not asked:
+    questions = [line for text in queries for line in (lines_of_input() if text == "-" else [text])]
+    if not questions:
         raise UserError("no query is given: standard input is empty")
     options: dict[str, Any] = {"poolings": tuple(pooling)} if pooling else {}
-    found = _found(folder, file, asked, top, column, prompt, text_prompt, options)
+    results = _found(folder, file, questions, top, column, prompt, text_prompt, options)
     if as_json:
-        for query, hits in zip(asked, found, strict=True):
+        for query, hits in zip(questions, results, strict=True):
             typer.echo(json.dumps({"query": query, "hits": [hit._asdict() for hit in hits]}, ensure_ascii=False))
         return
     from qkv.report.table import print_table
 
-    for i, (query, hits) in enumerate(zip(asked, found, strict=True)):
+    for i, (query, hits) in enumerate(zip(questions, results, strict=True)):
         typer.echo("\n" * (i > 0), nl=False)
         print_table(query, ["similarity", "line", "text"], hits_rows(hits))
 
@@ -77,27 +77,27 @@ def hits_rows(hits: Sequence[Hit]) -> list[tuple[float, int, str]]:
     return [(round(hit.score, 4), hit.line, hit.text) for hit in hits]
 
 
-def _found(folder: Path, file: Path, asked: list[str], top: int, *settings: Any) -> list[list[Hit]]:
+def _found(folder: Path, file: Path, queries: list[str], top: int, *settings: Any) -> list[list[Hit]]:
     """Search for all queries; show progress on standard error while the index is built."""
     from qkv.report.progress import Progress
     from qkv.runs.inference.search import search
 
     column, prompt, text_prompt, options = settings
-    shown: list[Progress] = []
+    bars: list[Progress] = []
 
     def on_progress(done: int, total: int) -> None:
-        if not shown:
-            shown.append(Progress("index", total, "texts"))
-            shown[0].__enter__()
-        shown[0].update(done)
+        if not bars:
+            bars.append(Progress("index", total, "texts"))
+            bars[0].__enter__()
+        bars[0].update(done)
 
     try:
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always")
-            found = search(folder, file, asked, top, column, prompt, text_prompt, on_progress, **options)
+            results = search(folder, file, queries, top, column, prompt, text_prompt, on_progress, **options)
     finally:
-        for progress in shown:
+        for progress in bars:
             progress.__exit__(None, None, None)
     for note in notes:
         typer.echo(f"note: {note.message}", err=True)
-    return found
+    return results

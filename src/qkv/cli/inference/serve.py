@@ -150,8 +150,8 @@ def _service(
     saved = share(models.values()) if several else 0
     service = Service(models, limits)
     if saved:
-        held, apart = size(service.weight_bytes), size(service.weight_bytes + saved)
-        typer.echo(f"weights: {held} (shared between models; {apart} without sharing)")
+        shared, apart = size(service.weight_bytes), size(service.weight_bytes + saved)
+        typer.echo(f"weights: {shared} (shared between models; {apart} without sharing)")
     return service
 
 
@@ -160,16 +160,16 @@ def _named(runs: list[str]) -> dict[str, Path]:
 
     Raises ``UserError`` for a duplicate or empty name.
     """
-    found: dict[str, Path] = {}
-    for given in runs:
-        first, equals, rest = given.partition("=")
-        folder = Path(rest if equals and not Path(given).exists() else given).expanduser()
-        name = first if equals and not Path(given).exists() else folder.resolve().name.removesuffix(SUFFIX)
-        if not name or name in found:
-            said = f"the name {name!r} is given twice" if name else f"{given!r} has no name before '='"
-            raise UserError(f"{said}; write NAME=RUN with another name for each")
-        found[name] = folder if is_sentence_folder(folder) else run_or_published(folder)
-    return found
+    folders: dict[str, Path] = {}
+    for text in runs:
+        first, equals, rest = text.partition("=")
+        folder = Path(rest if equals and not Path(text).exists() else text).expanduser()
+        name = first if equals and not Path(text).exists() else folder.resolve().name.removesuffix(SUFFIX)
+        if not name or name in folders:
+            complaint = f"the name {name!r} is given twice" if name else f"{text!r} has no name before '='"
+            raise UserError(f"{complaint}; write NAME=RUN with another name for each")
+        folders[name] = folder if is_sentence_folder(folder) else run_or_published(folder)
+    return folders
 
 
 def _check_installed() -> None:

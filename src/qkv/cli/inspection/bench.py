@@ -63,12 +63,12 @@ def bench_command(
     from qkv.report.table import print_table
     from qkv.runs.bench.page import tables
 
-    found = _measured(model, overrides or [], plan)
-    _write(found, folder)
+    result = _measured(model, overrides or [], plan)
+    _write(result, folder)
     if as_json:
-        typer.echo(json.dumps(found.plain()))
+        typer.echo(json.dumps(result.plain()))
         return
-    for table in tables(found):
+    for table in tables(result):
         print_table(table.title, table.columns, table.rows)
         typer.echo()
     typer.echo(f"{folder / 'bench.html'}: the measurements as a page")
@@ -85,10 +85,10 @@ def _plan(batch: str, prompt: str, precision: str, new: int, repeats: int, peers
     return BenchPlan(_numbers("--batch", batch), _numbers("--prompt", prompt), precisions, new, repeats, peers)
 
 
-def _numbers(option: str, given: str) -> tuple[int, ...]:
-    words = [word.strip() for word in given.split(",")]
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and 0 < int(word) < 1 << 24 for word in words):
-        raise UserError(f"{option}: {given!r} is not a list of positive integers, such as 1,8,32")
+        raise UserError(f"{option}: {text!r} is not a list of positive integers, such as 1,8,32")
     return tuple(int(word) for word in words)
 
 
@@ -124,18 +124,18 @@ def _tell(figure: Figure) -> None:
     from qkv.runs.bench.measure import UNITS
 
     rows = f"{figure.batch:,} × {figure.prompt:,} positions"
-    said = (
+    line = (
         f"{figure.side} {figure.precision}, {figure.quantity}, {rows}: {short(figure.value)} {UNITS[figure.quantity]}"
     )
-    typer.echo(said, err=True)
+    typer.echo(line, err=True)
 
 
-def _write(found: Bench, folder: Path) -> None:
+def _write(result: Bench, folder: Path) -> None:
     from qkv.runs.bench.page import page
     from qkv.runs.storage.files import clear_errors
     from qkv.system.files import write_file
 
     with clear_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / "bench.json", (json.dumps(found.plain(), indent=1) + "\n").encode())
-        write_file(folder / "bench.html", page(found).encode())
+        write_file(folder / "bench.json", (json.dumps(result.plain(), indent=1) + "\n").encode())
+        write_file(folder / "bench.html", page(result).encode())

@@ -41,31 +41,33 @@ def load_command(
     from qkv.interop.load import load_published
     from qkv.report.table import print_table
 
-    found = load_published(source, dtype, revision, pickles, copy)
-    print_table(str(source), ["property", "value"], _properties(source, found))
-    ignored = [("tensor", *pair) for pair in found.ignored] + [("config", *pair) for pair in found.ignored_config]
+    checkpoint = load_published(source, dtype, revision, pickles, copy)
+    print_table(str(source), ["property", "value"], _properties(source, checkpoint))
+    ignored = [("tensor", *pair) for pair in checkpoint.ignored] + [
+        ("config", *pair) for pair in checkpoint.ignored_config
+    ]
     if ignored:
         typer.echo()
         print_table("", ["ignored", "name", "reason"], ignored)
 
 
-def _properties(source: Path, found: PublishedModel) -> list[tuple[str, Any]]:
+def _properties(source: Path, checkpoint: PublishedModel) -> list[tuple[str, Any]]:
     from qkv.report.figures import counted
 
-    spec, tokenizer = found.spec, found.tokenizer
+    spec, tokenizer = checkpoint.spec, checkpoint.tokenizer
     head = spec.head.kind.replace("_", " ")
     rows: list[tuple[str, Any]] = [
-        ("folder", found.folder),
-        ("family", f"{found.family} ({found.architecture})"),
+        ("folder", checkpoint.folder),
+        ("family", f"{checkpoint.family} ({checkpoint.architecture})"),
         ("model", f"{counted(len(spec.layers), 'layer')} of width {spec.width}, a head for {head}"),
-        ("parameters", sum(parameter.numel() for parameter in found.model.parameters())),
-        ("adapter", str(found.adapter) if found.adapter else None),
-        ("precision", str(next(found.model.parameters()).dtype).removeprefix("torch.")),
-        ("quantised tensors", found.quantization or None),
+        ("parameters", sum(parameter.numel() for parameter in checkpoint.model.parameters())),
+        ("adapter", str(checkpoint.adapter) if checkpoint.adapter else None),
+        ("precision", str(next(checkpoint.model.parameters()).dtype).removeprefix("torch.")),
+        ("quantised tensors", checkpoint.quantization or None),
         ("context length", spec.context_length),
         ("tokenizer", f"{tokenizer.vocab_size:,} ids" if tokenizer else "none"),
-        ("classes", ", ".join(found.labels[:8]) + (" …" if len(found.labels) > 8 else "") or None),
-        ("tensors used", f"{found.used} of {found.used + len(found.ignored)}"),
-        *(("commands" if not i else "", command) for i, command in enumerate(commands_of(source, found))),
+        ("classes", ", ".join(checkpoint.labels[:8]) + (" …" if len(checkpoint.labels) > 8 else "") or None),
+        ("tensors used", f"{checkpoint.used} of {checkpoint.used + len(checkpoint.ignored)}"),
+        *(("commands" if not i else "", command) for i, command in enumerate(commands_of(source, checkpoint))),
     ]
     return [row for row in rows if row[1] is not None]

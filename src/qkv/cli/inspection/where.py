@@ -63,5 +63,5 @@ def _model(path: Path) -> tuple[Transformer, Family | None, str]:
     from qkv.runs.storage.load import load
 
     model = load(path).model
-    found = covering(model.spec)
-    return model, found.family if found else None, found.architecture if found else ""
+    match = covering(model.spec)
+    return model, match.family if match else None, match.architecture if match else ""

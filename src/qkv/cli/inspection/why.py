@@ -57,8 +57,8 @@ def why_command(
     if spec and is_published(spec):
         path = _try_published(spec, overrides or [])
     else:
-        found = read_spec(spec, overrides or []) if spec else Model()
-        recipe, model = (found, found.model) if isinstance(found, Recipe) else (None, found)
+        source = read_spec(spec, overrides or []) if spec else Model()
+        recipe, model = (source, source.model) if isinstance(source, Recipe) else (None, source)
         path = _try(_one_of_each(model), recipe.training if recipe else Training(), recipe and recipe.quantized)
     choices = sorted(all_choices(), key=lambda choice: choice.op)
     rows = [(c.op, c.case, c.twin, "" if c.gain is None else f"{c.gain:.2f} ×", c.reason) for c in choices]

@@ -81,5 +81,5 @@ def _options(recipe: Recipe, verb: str) -> str:
     columns = {name: data.columns.get(role) for name, role in VERBS[verb].columns.items()}
     fields = recipe.to_dict()
     settings = {name: reduce(getitem, path.split("."), fields) for name, path in VERBS[verb].settings.items()}
-    given = {**files, **columns, **settings}
-    return "".join(f" --{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
+    options = {**files, **columns, **settings}
+    return "".join(f" --{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None)

@@ -41,15 +41,15 @@ class Command(TyperCommand):
     def get_help(self, ctx: Any) -> str:
         """Return the help text for the verb in the command line; without a verb, the help for recipes and texts."""
         verb: str = ctx.meta.get("verb", "")
-        shown = copy.copy(self)
-        shown.params = [param for param in self.params if applies(str(param.name), verb)]
+        clone = copy.copy(self)
+        clone.params = [param for param in self.params if applies(str(param.name), verb)]
         if verb:
             ctx.info_name = f"train {verb}"
-            shown.help = f"{_SUMMARIES[verb]}\n\n{_REST}"
-            own = f"qkv train {verb} "
+            clone.help = f"{_SUMMARIES[verb]}\n\n{_REST}"
+            command = f"qkv train {verb} "
             lines = (self.epilog or "").split("\n")
-            shown.epilog = "\n".join(line for line in lines if "qkv train" not in line or own in line)
-        return TyperCommand.get_help(shown, ctx)
+            clone.epilog = "\n".join(line for line in lines if "qkv train" not in line or command in line)
+        return TyperCommand.get_help(clone, ctx)
 
 
 def applies(option: str, verb: str) -> bool:
@@ -58,7 +58,7 @@ def applies(option: str, verb: str) -> bool:
         return not (option == "recipe" and verb)
     if option == "task":
         return verb == FINETUNE
-    columns = {name for found in VERBS.values() for name in (*found.columns, *found.settings)}
+    columns = {name for entry in VERBS.values() for name in (*entry.columns, *entry.settings)}
     if option not in columns:
         return bool(verb)
     return verb == FINETUNE or (verb != "" and option in VERBS[verb].columns)

@@ -73,36 +73,36 @@ def table_of(verb: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]
 
     Raises ``UserError``.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    begun = {name: given.pop(name) for name in ("start", "adapt") if name in given}
-    if verb == FINETUNE and _trains_on_text(given, begun):
-        return given.pop("data"), {**given, **begun}
+    values = {name: value for name, value in options.items() if value is not None}
+    begun = {name: values.pop(name) for name in ("start", "adapt") if name in values}
+    if verb == FINETUNE and _trains_on_text(values, begun):
+        return values.pop("data"), {**values, **begun}
     if verb == FINETUNE:
-        verb = _told(given, begun)
-    elif "task" in given:
+        verb = _told(values, begun)
+    elif "task" in values:
         raise UserError(f"--task is an option of 'qkv train finetune'; {verb!r} already names the task")
-    given.pop("task", None)
-    split = {name.removeprefix("split_"): given.pop(name) for name in list(given) if name.startswith("split_")}
-    given.update({"split": split} if split else {})
-    data = given.pop("data", None)
-    if data is None and verb == "translate" and any(name in given for name in TEXTS):
-        data = _two_texts(given)
+    values.pop("task", None)
+    split = {name.removeprefix("split_"): values.pop(name) for name in list(values) if name.startswith("split_")}
+    values.update({"split": split} if split else {})
+    data = values.pop("data", None)
+    if data is None and verb == "translate" and any(name in values for name in TEXTS):
+        data = _two_texts(values)
     if data is None:
         texts = ", or --source a.txt --target b.txt" if verb == "translate" else ""
         raise UserError(f"'qkv train {verb}' needs training data: --data FILE{texts}")
-    return data, {"task": verb, **given, **begun}
+    return data, {"task": verb, **values, **begun}
 
 
-def _trains_on_text(given: Mapping[str, Any], begun: Mapping[str, Any]) -> bool:
+def _trains_on_text(options: Mapping[str, Any], begun: Mapping[str, Any]) -> bool:
     """Return whether the data of 'finetune' is running text, for language modelling, and not a folder or a table."""
-    if "start" not in begun or "task" in given or not Path(given.get("data", "")).expanduser().is_file():
+    if "start" not in begun or "task" in options or not Path(options.get("data", "")).expanduser().is_file():
         return False
     from qkv.api.recipes import is_text, table_without_task
 
-    return is_text(given["data"]) and table_without_task(given["data"]) is None
+    return is_text(options["data"]) and table_without_task(options["data"]) is None
 
 
-def _told(given: Mapping[str, Any], begun: Mapping[str, Any]) -> str:
+def _told(values: Mapping[str, Any], begun: Mapping[str, Any]) -> str:
     """Return the verb that 'finetune' stands for: named by --task, or inferred from the options and the data.
 
     Raises ``UserError``.
@@ -111,22 +111,22 @@ def _told(given: Mapping[str, Any], begun: Mapping[str, Any]) -> str:
         raise UserError(
             "'qkv train finetune' needs a model to start from: name a run or a published checkpoint with --from"
         )
-    if "task" in given:
-        kinds = {**{verb: verb for verb in VERBS}, **{found.task: verb for verb, found in VERBS.items()}}
-        if given["task"] not in kinds:
-            raise UserError(f"--task: {given['task']!r} given; {nearest(str(given['task']), VERBS)}")
-        return kinds[given["task"]]
-    options = {name for name in given if name not in (*_OF_DATA, "split_group", "split_time")}
+    if "task" in values:
+        kinds = {**{verb: verb for verb in VERBS}, **{entry.task: verb for verb, entry in VERBS.items()}}
+        if values["task"] not in kinds:
+            raise UserError(f"--task: {values['task']!r} given; {nearest(str(values['task']), VERBS)}")
+        return kinds[values["task"]]
+    options = {name for name in values if name not in (*_OF_DATA, "split_group", "split_time")}
     if options:
-        fitting = [verb for verb, found in VERBS.items() if found.tunes and options <= set(found.columns)]
+        fitting = [verb for verb, entry in VERBS.items() if entry.tunes and options <= set(entry.columns)]
         if len(fitting) == 1:
             return fitting[0]
-    if "data" not in given:
+    if "data" not in values:
         raise UserError("'qkv train finetune' needs training data: --data FILE")
     from qkv.choosing.guessed import guess_task
 
-    task = guess_task({"source": given["data"]})
-    return next(verb for verb, found in VERBS.items() if found.task == task)
+    task = guess_task({"source": values["data"]})
+    return next(verb for verb, entry in VERBS.items() if entry.task == task)
 
 
 def _two_texts(named: dict[str, Any]) -> str:
@@ -142,11 +142,11 @@ def _two_texts(named: dict[str, Any]) -> str:
 
 def refuse_without_verb(recipe: str, options: Mapping[str, Any]) -> None:
     """Raise ``UserError`` if a table of examples, or an option of tables, is given without a verb."""
-    given = next((name for name, value in options.items() if value is not None), None)
-    if given:
-        given = "from" if given == "start" else given
+    option = next((name for name, value in options.items() if value is not None), None)
+    if option:
+        option = "from" if option == "start" else option
         raise UserError(
-            f"--{given.replace('_', '-')} needs a verb instead of {recipe!r}: {', '.join(VERBS)}; "
+            f"--{option.replace('_', '-')} needs a verb instead of {recipe!r}: {', '.join(VERBS)}; "
             "example: qkv train classify --data mine.csv"
         )
     from qkv.api.recipes import table_without_task
@@ -155,7 +155,7 @@ def refuse_without_verb(recipe: str, options: Mapping[str, Any]) -> None:
     if table is None:
         return
     command = f"--data {shlex.quote(recipe)}"
-    verb = next((verb for verb, found in VERBS.items() if found.task == table.task), None)
+    verb = next((verb for verb, entry in VERBS.items() if entry.task == table.task), None)
     if verb is not None:
         raise UserError(f"{recipe!r} is {table.described}; to train on it, name the task: qkv train {verb} {command}")
     raise UserError(

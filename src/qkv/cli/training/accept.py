@@ -21,5 +21,5 @@ def accept_command(run: RunFolder) -> None:
     folder = run_folder(run)
     from qkv.runs.storage.load import accept
 
-    found = accept(folder)
-    typer.echo(f"{found}: accepted" if found else f"nothing in {run} has changed since its weights were stored")
+    parts = accept(folder)
+    typer.echo(f"{parts}: accepted" if parts else f"nothing in {run} has changed since its weights were stored")

@@ -120,24 +120,24 @@ def compare_command(
     _tell(compare(recipe, _entries(named) or None, out, jobs, ray, threads, **settings), as_json)
 
 
-def _tell(found: Ranking | Scaling, as_json: bool) -> None:
+def _tell(result: Ranking | Scaling, as_json: bool) -> None:
     from qkv.report.table import print_table
 
     if as_json:
-        typer.echo(json.dumps(found.plain(), ensure_ascii=False))
+        typer.echo(json.dumps(result.plain(), ensure_ascii=False))
         return
-    for title, columns, rows in found.tables():
+    for title, columns, rows in result.tables():
         if rows:
             print_table(title, columns, rows)
             typer.echo()
-    typer.echo("\n".join(found.conclusions()))
-    typer.echo(f"\nreport: {found.plan.folder / found.page}")
+    typer.echo("\n".join(result.conclusions()))
+    typer.echo(f"\nreport: {result.plan.folder / result.page}")
 
 
 def _entries(named: list[str]) -> dict[str, tuple[str, ...]]:
-    found = [entry_of(text) for text in named]
-    names = [name for name, _ in found]
+    entries = [entry_of(text) for text in named]
+    names = [name for name, _ in entries]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"the entry {twice!r} is given twice; give each entry a different name")
-    return dict(found)
+    return dict(entries)

@@ -34,19 +34,19 @@ def compare_runs_command(
     from qkv.report.table import print_table
     from qkv.training.compare import compare_runs
 
-    found = compare_runs(*folders)
+    comparison = compare_runs(*folders)
     if report is not None:
         from qkv.runs.storage.files import clear_errors
         from qkv.system.files import write_file
 
         with clear_errors(str(report)):
-            write_file(report, found.report().encode())
+            write_file(report, comparison.report().encode())
     if as_json:
-        typer.echo(json.dumps(found.plain(), ensure_ascii=False))
+        typer.echo(json.dumps(comparison.plain(), ensure_ascii=False))
         return
-    shown = [(title, rows) for title, rows in found.tables() if rows]
-    for i, (title, rows) in enumerate(shown):
+    tables = [(title, rows) for title, rows in comparison.tables() if rows]
+    for i, (title, rows) in enumerate(tables):
         typer.echo("\n" * (i > 0), nl=False)
-        print_table(title, ["", *found.runs], rows)
-    if not found.settings:
+        print_table(title, ["", *comparison.runs], rows)
+    if not comparison.settings:
         typer.echo("\nthe recipes do not differ")

@@ -41,8 +41,8 @@ def quantize_command(
     from qkv.api.functions import quantize
     from qkv.report.table import print_table
 
-    found = quantize(run_or_published(run), out, bits, group, data, batches, copy)
-    print_table(str(found.run.folder), found.columns, found.rows)
-    for note in found.notes:
+    result = quantize(run_or_published(run), out, bits, group, data, batches, copy)
+    print_table(str(result.run.folder), result.columns, result.rows)
+    for note in result.notes:
         typer.echo(note)
-    typer.echo(f"\nreport: {found.run.folder / 'report.html'}")
+    typer.echo(f"\nreport: {result.run.folder / 'report.html'}")

@@ -32,20 +32,20 @@ def recipes_command(
     from qkv.spec.files.shipped import shipped, shipped_comparisons
     from qkv.spec.files.yaml_io import read_recipe
 
-    known, files = shipped(), {**shipped(), **shipped_comparisons()}
-    if name is not None and name not in (known if as_json else files):
+    recipe_files, files = shipped(), {**shipped(), **shipped_comparisons()}
+    if name is not None and name not in (recipe_files if as_json else files):
         raise UserError(f"no recipe {name!r} ships with qkv; {nearest(name, files)}")
     if name is not None and not as_json:
         typer.echo(files[name].read_text(encoding="utf-8"), nl=False)
         return
-    found = {key: read_recipe(path) for key, path in known.items() if name in (None, key)}
+    recipes = {key: read_recipe(path) for key, path in recipe_files.items() if name in (None, key)}
     if as_json:
-        for recipe in found.values():
+        for recipe in recipes.values():
             typer.echo(json.dumps(_plain(recipe), ensure_ascii=False))
         return
     from qkv.report.table import print_table
 
-    print_table("", _COLUMNS, [_row(recipe) for recipe in found.values()])
+    print_table("", _COLUMNS, [_row(recipe) for recipe in recipes.values()])
     typer.echo()
     print_table("comparisons", ("comparison", "recipe", "entries"), list(map(_compared, shipped_comparisons())))
     typer.echo(
@@ -59,8 +59,8 @@ def _compared(name: str) -> tuple[str, ...]:
     from qkv.spec.files.shipped import COMPARISONS
     from qkv.spec.recipes.comparison import read_comparison
 
-    found = read_comparison(COMPARISONS / f"{name}.yaml")
-    return name, found.recipe, ", ".join(found.entries)
+    comparison = read_comparison(COMPARISONS / f"{name}.yaml")
+    return name, comparison.recipe, ", ".join(comparison.entries)
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:

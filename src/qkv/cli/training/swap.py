@@ -35,6 +35,6 @@ def swap_command(
     from qkv.api.functions import swap
     from qkv.report.table import print_table
 
-    found = swap(run_or_published(run), changes, heal, data, out, copy=copy)
-    print_table(str(found.run.folder), found.columns, found.rows)
-    typer.echo(f"\nreport: {found.run.folder / 'report.html'}\nresume: qkv train {found.run.folder} training.steps=…")
+    result = swap(run_or_published(run), changes, heal, data, out, copy=copy)
+    print_table(str(result.run.folder), result.columns, result.rows)
+    typer.echo(f"\nreport: {result.run.folder / 'report.html'}\nresume: qkv train {result.run.folder} training.steps=…")

@@ -46,18 +46,18 @@ def tokenizer_command(
     """Train a tokenizer on text files and save it as tokenizer.json, or show the tokens of a text with their ids and
     offsets.
     """
-    given = inputs or []
+    files = inputs or []
     if action == "train":
-        output_file("--out", out, *given)
+        output_file("--out", out, *files)
         fields = {"vocab_size": vocab_size, "lowercase": lowercase, "min_frequency": min_frequency}
-        _train(_scheme(kind, {name: value for name, value in fields.items() if value is not None}), given, out)
+        _train(_scheme(kind, {name: value for name, value in fields.items() if value is not None}), files, out)
     elif action == "show":
-        if len(given) != 2:
+        if len(files) != 2:
             raise UserError(
                 'show takes a tokenizer and one text, as in: qkv tokenizer show tokenizer.json "a text"; '
-                f"{len(given)} were given"
+                f"{len(files)} were given"
             )
-        _show(*given)
+        _show(*files)
     else:
         raise UserError(f"there is no action {action!r}; {nearest(action, _ACTIONS)}")
 
@@ -91,11 +91,15 @@ def _train(scheme: spec.Tokenizer, files: list[str], out: Path) -> None:
     characters = sum(text.characters() for text in texts)
     if not characters and sample != 0:
         raise UserError(f"there is no text in {', '.join(files)}")
-    made = train(scheme, _pieces(texts, characters, sample) if sample != 0 else ())
-    made.save(out)
-    rows: list[tuple[str, object]] = [("kind", scheme.kind), ("ids", made.vocab_size), ("characters read", characters)]
+    tokenizer = train(scheme, _pieces(texts, characters, sample) if sample != 0 else ())
+    tokenizer.save(out)
+    rows: list[tuple[str, object]] = [
+        ("kind", scheme.kind),
+        ("ids", tokenizer.vocab_size),
+        ("characters read", characters),
+    ]
     if first := "".join(next(_pieces([text], characters, None), "") for text in texts)[:_MEASURED]:
-        rows.append(("characters per token", round(len(first) / max(1, len(made.encode_array(first))), 2)))
+        rows.append(("characters per token", round(len(first) / max(1, len(tokenizer.encode_array(first))), 2)))
     print_table(str(out), ["property", "value"], rows)
 
 
