@@ -42,10 +42,10 @@ def steps_in_all(rows: list[dict[str, Any]], most: int) -> int:
 
 def times(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return (label, duration) of the expected and the actual time of a run with a time budget, as text for a table."""
-    told = [
+    durations = [
         ("expected before the start" if not row["step"] else f"expected after {row['step']:,} steps", row[EXPECTED])
         for row in rows
         if EXPECTED in row
     ]
-    told += [("taken in all", row[TAKEN]) for row in rows if TAKEN in row][-1:]
-    return [(what, duration(seconds)) for what, seconds in told]
+    durations += [("taken in all", row[TAKEN]) for row in rows if TAKEN in row][-1:]
+    return [(what, duration(seconds)) for what, seconds in durations]

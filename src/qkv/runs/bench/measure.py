@@ -110,49 +110,49 @@ def bench(
     opened = opener or in_memory(model)
     figures, weights, paths = list[Figure](), dict[str, int](), dict[str, str]()
     for precision in plan.precisions:
-        own = opened(precision)
-        weights[precision] = _bytes_of(own)
+        ours = opened(precision)
+        weights[precision] = _bytes_of(ours)
         other = peer.to(_PEER_PRECISIONS[precision]) if peer is not None and precision in _PEER_PRECISIONS else None
         decodes = bool(model.spec.decodes and model.vocab_size)
         measured = _decoding if decodes else _reading
-        for figure in measured(own, other, precision, plan):
+        for figure in measured(ours, other, precision, plan):
             figures.append(figure)
             tell(figure)
         if decodes:
-            paths[precision] = decoding_path(own)
+            paths[precision] = decoding_path(ours)
     count = sum(weight.numel() for weight in model.parameters())
     return Bench(name, count, weights, tuple(figures), _about(), paths)
 
 
-def _decoding(own: Transformer, other: Any, precision: str, plan: BenchPlan) -> Iterator[Figure]:
-    sides = {OURS: writer(own), **({} if other is None else {PEER: other_writer(other)})}
-    room = own.limit or max(plan.prompts) + plan.new
+def _decoding(ours: Transformer, other: Any, precision: str, plan: BenchPlan) -> Iterator[Figure]:
+    sides = {OURS: writer(ours), **({} if other is None else {PEER: other_writer(other)})}
+    room = ours.limit or max(plan.prompts) + plan.new
     prompts = _fitting(plan.prompts, room - 1)
     new = min(plan.new, room - prompts[0])
     for batch in plan.batches:
-        rows = _ids(own, batch, prompts[0])
+        rows = _ids(ours, batch, prompts[0])
         times = in_turns({name: partial(run, rows, new) for name, run in sides.items()}, plan.repeats)
-        read = _bytes_of(own, decoding=True) + own.state_bytes(prompts[0] + new // 2, batch)
+        read = _bytes_of(ours, decoding=True) + ours.state_bytes(prompts[0] + new // 2, batch)
         limit = batch / reading_seconds(read)
-        for name, found in times.items():
-            value, own_limit = batch * new / found.best, limit if name == OURS else None
+        for name, duration in times.items():
+            value, own_limit = batch * new / duration.best, limit if name == OURS else None
             yield Figure(name, precision, DECODE, batch, prompts[0], value, own_limit)
     for prompt in prompts:
-        rows = _ids(own, 1, prompt)
+        rows = _ids(ours, 1, prompt)
         times = in_turns({name: partial(run, rows, 1) for name, run in sides.items()}, plan.repeats)
-        for name, found in times.items():
-            yield Figure(name, precision, FIRST, 1, prompt, found.best)
+        for name, duration in times.items():
+            yield Figure(name, precision, FIRST, 1, prompt, duration.best)
 
 
-def _reading(own: Transformer, other: Any, precision: str, plan: BenchPlan) -> Iterator[Figure]:
-    sides = {OURS: reader(own), **({} if other is None else {PEER: other_reader(other)})}
-    fixed = own.spec.frontend.num_positions
-    for length in (fixed,) if fixed is not None else _fitting(plan.prompts, own.limit or max(plan.prompts)):
+def _reading(ours: Transformer, other: Any, precision: str, plan: BenchPlan) -> Iterator[Figure]:
+    sides = {OURS: reader(ours), **({} if other is None else {PEER: other_reader(other)})}
+    fixed = ours.spec.frontend.num_positions
+    for length in (fixed,) if fixed is not None else _fitting(plan.prompts, ours.limit or max(plan.prompts)):
         for batch in plan.batches:
-            values = own.frontend.random(batch, length, torch.Generator().manual_seed(0)).values
+            values = ours.frontend.random(batch, length, torch.Generator().manual_seed(0)).values
             times = in_turns({name: partial(run, values) for name, run in sides.items()}, plan.repeats)
-            for name, found in times.items():
-                yield Figure(name, precision, FORWARD, batch, length, batch / found.best)
+            for name, duration in times.items():
+                yield Figure(name, precision, FORWARD, batch, length, batch / duration.best)
 
 
 def _fitting(lengths: Sequence[int], most: int) -> list[int]:
@@ -170,8 +170,8 @@ def _bytes_of(model: Transformer, decoding: bool = False) -> int:
     """
     tied = getattr(model.head, "tied", False)
     left_out = set[int]() if tied or not decoding else {id(tensor) for tensor in _table_of(model)}
-    found = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return sum(tensor.nbytes for key, tensor in found.items() if key not in left_out)
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensor.nbytes for key, tensor in tensors.items() if key not in left_out)
 
 
 def _table_of(model: Transformer) -> list[torch.Tensor]:

@@ -11,18 +11,18 @@ from qkv.runs.bench.measure import DECODE, FIRST, OURS, UNITS, Bench, Figure
 _WHAT = {DECODE: "greedy decoding", FIRST: "time to the first token of one row"}
 
 
-def tables(found: Bench) -> list[TableOf]:
+def tables(bench: Bench) -> list[TableOf]:
     """Build one table for each measured quantity, with one row of text for each measurement."""
-    made = []
+    all_tables = []
     for quantity, unit in UNITS.items():
-        rows = [_row(each) for each in found.figures if each.quantity == quantity]
-        limited = any(each.limit for each in found.figures if each.quantity == quantity)
+        rows = [_row(each) for each in bench.figures if each.quantity == quantity]
+        limited = any(each.limit for each in bench.figures if each.quantity == quantity)
         bound = ["memory limit", "share of it"] if limited else []
         columns = ["library", "precision", "rows", "positions", unit, *bound]
-        made.append(TableOf(_WHAT.get(quantity, "forward pass"), columns, [row[: len(columns)] for row in rows]))
-    rows = [[precision, path] for precision, path in found.paths.items()]
-    made.append(TableOf("decoding path", ["precision", "path"], rows))
-    return [table for table in made if table.rows]
+        all_tables.append(TableOf(_WHAT.get(quantity, "forward pass"), columns, [row[: len(columns)] for row in rows]))
+    rows = [[precision, path] for precision, path in bench.paths.items()]
+    all_tables.append(TableOf("decoding path", ["precision", "path"], rows))
+    return [table for table in all_tables if table.rows]
 
 
 def _row(figure: Figure) -> list[str]:
@@ -30,26 +30,26 @@ def _row(figure: Figure) -> list[str]:
     return [figure.side, figure.precision, f"{figure.batch:,}", f"{figure.prompt:,}", short(figure.value), *limit]
 
 
-def page(found: Bench) -> str:
+def page(bench: Bench) -> str:
     """Build a self-contained HTML page: bar charts of the speeds of qkv and of transformers, tables, machine and
     versions.
     """
-    made = Page(f"Speed of {found.name}")
-    made.data["bench"] = found.plain()
-    made.header(f"{found.parameters:,} parameters · {found.about['machine']} · {found.about['date']}")
-    made.prose(found.about["versions"])
-    rates = [each for each in found.figures if each.quantity != FIRST]
-    with made.section("Rates"):
-        made.charts([_bars(rates, batch) for batch in sorted({each.batch for each in rates})])
-    add_tables(made, tables(found))
-    weights = [[name, size(count)] for name, count in found.weights.items()]
-    add_tables(made, [TableOf("weights", ["precision", "bytes"], weights)])
-    made.prose(
+    document = Page(f"Speed of {bench.name}")
+    document.data["bench"] = bench.plain()
+    document.header(f"{bench.parameters:,} parameters · {bench.about['machine']} · {bench.about['date']}")
+    document.prose(bench.about["versions"])
+    rates = [each for each in bench.figures if each.quantity != FIRST]
+    with document.section("Rates"):
+        document.charts([_bars(rates, batch) for batch in sorted({each.batch for each in rates})])
+    add_tables(document, tables(bench))
+    weights = [[name, size(count)] for name, count in bench.weights.items()]
+    add_tables(document, [TableOf("weights", ["precision", "bytes"], weights)])
+    document.prose(
         "The memory limit is the speed of a machine that only reads the weights and the decoding state once per "
         "token; it is derived from the time of a sum over as many bytes. Weights in int8 and int4 are quantised as by "
         "qkv quantize. Speeds of one machine vary by tens of percent over time: only compare numbers on the same page."
     )
-    return made.html()
+    return document.html()
 
 
 def _bars(rates: list[Figure], batch: int) -> BarChart:

@@ -40,10 +40,10 @@ Reader = Callable[[Tensor], object]
 
 def lowered(model: Transformer, precision: str) -> Transformer:
     """Return a copy of ``model`` with weights in ``precision``, a key of ``BITS``."""
-    found = copy.deepcopy(model).to(torch.float32).eval()
+    clone = copy.deepcopy(model).to(torch.float32).eval()
     if BITS[precision] < 32:
-        quantize(found, Quantization.parse({"bits": BITS[precision]}))
-    return found
+        quantize(clone, Quantization.parse({"bits": BITS[precision]}))
+    return clone
 
 
 def in_memory(model: Transformer) -> Opener:

@@ -67,41 +67,41 @@ def read_rows(source: str, template: Template, option: str, columns: Mapping[str
     """
     fields = [Role(name, "text", _TEXT if name == "text" else (name,)) for name in template.fields]
     table = table_of(source, Data(source=source), (*fields, _LABEL), option)
-    wanted, given = _wanted(table, columns, labelled)
-    choice = choose(table, [*fields, *wanted], given, option)
-    values = Values([*fields, *wanted], choice.columns, missing=table.missing, separator=choice.separator)
-    several = [] if _OPTIONS in wanted else None
-    found = FewShotRows([], several, [*table.notes, *([choice.note] if choice.note else [])])
+    extra_roles, settings = _wanted(table, columns, labelled)
+    choice = choose(table, [*fields, *extra_roles], settings, option)
+    values = Values([*fields, *extra_roles], choice.columns, missing=table.missing, separator=choice.separator)
+    several = [] if _OPTIONS in extra_roles else None
+    questions = FewShotRows([], several, [*table.notes, *([choice.note] if choice.note else [])])
     for row in table.rows:
         if not isinstance(row, Row):
             raise UserError(f"{option}: {table.place(row.line)} cannot be read: {row.reason}")
         try:
-            own = values(row)
+            example = values(row)
         except Unusable as error:
             raise UserError(f"{option}: {table.place(row.line)}: {error}") from None
         if several is not None:
-            several.append(tuple(own.pop(OPTIONS)))
-            if LABEL in own:
-                own[LABEL] = _named(own[LABEL], several[-1])
-        found.rows.append(own)
-    if not found.rows:
+            several.append(tuple(example.pop(OPTIONS)))
+            if LABEL in example:
+                example[LABEL] = _named(example[LABEL], several[-1])
+        questions.rows.append(example)
+    if not questions.rows:
         raise UserError(f"{option}: {table.name} has no rows")
-    return found
+    return questions
 
 
 def _wanted(table: Table, columns: Mapping[str, str], labelled: bool) -> tuple[list[Role], dict[str, str]]:
     """Return (roles to read among label and options, field -> column). A role is read if it is required, if the caller
     names its column, or if the table has a column of that name.
     """
-    known = {name.lower(): name for name in table.columns}
-    wanted, given = [], dict(columns)
+    by_lower = {name.lower(): name for name in table.columns}
+    roles, settings = [], dict(columns)
     for role, needed in ((_LABEL, labelled), (_OPTIONS, False)):
-        column = next((known[name] for name in role.names if name in known), None)
+        column = next((by_lower[name] for name in role.names if name in by_lower), None)
         if needed or role.name in columns or column is not None:
-            wanted.append(role)
+            roles.append(role)
         if column is not None:
-            given.setdefault(role.name, column)
-    return wanted, given
+            settings.setdefault(role.name, column)
+    return roles, settings
 
 
 def _named(label: str, options: Sequence[str]) -> str:
@@ -175,6 +175,6 @@ def baseline(rows: Sequence[Mapping[str, str]], options: Sequence[Sequence[str]]
     different options.
     """
     if options and len(set(map(tuple, options))) > 1:
-        return Baseline(sum(1 / len(own) for own in options) / len(options), "chance")
+        return Baseline(sum(1 / len(options_of_row) for options_of_row in options) / len(options), "chance")
     ((label, times),) = Counter(row[LABEL] for row in rows).most_common(1)
     return Baseline(times / len(rows), f"most frequent label ({label})")

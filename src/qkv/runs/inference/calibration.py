@@ -34,7 +34,7 @@ def scored(model: Any, task: Task, dataset: Dataset, split: str, recipe: Recipe)
     """Compute the logits and true classes of a split; None if the task does not predict a single label, or the split is
     empty.
     """
-    found: list[tuple[np.ndarray, np.ndarray]] = []
+    outputs: list[tuple[np.ndarray, np.ndarray]] = []
     classes, batch_size = max(1, len(dataset.vocabulary.labels)), recipe.training.batch_size
     batches = max(1, _MOST_LOGITS // (classes * batch_size))
     with evaluating(model), torch.no_grad(), autocast(recipe.training.precision, model.device):
@@ -42,10 +42,10 @@ def scored(model: Any, task: Task, dataset: Dataset, split: str, recipe: Recipe)
             logits = task.class_logits(model, batch.to(model.device))
             if logits is None:
                 return None
-            found.append((logits.double().cpu().numpy(), batch.targets.cpu().numpy()))
-    if not found:
+            outputs.append((logits.double().cpu().numpy(), batch.targets.cpu().numpy()))
+    if not outputs:
         return None
-    logits, truth = zip(*found, strict=True)
+    logits, truth = zip(*outputs, strict=True)
     return Scored(np.concatenate(logits), np.concatenate(truth))
 
 
@@ -55,10 +55,10 @@ def calibrate(model: Any, task: Task, dataset: Dataset, recipe: Recipe) -> bool:
     Returns False, without fitting, for a task that does not predict a single label. Raises ``UserError``.
     """
     task.temperature = 1.0
-    found = scored(model, task, dataset, VALIDATION, recipe)
-    if found is None:
+    outputs = scored(model, task, dataset, VALIDATION, recipe)
+    if outputs is None:
         return False
-    task.temperature = fit_temperature(found)
+    task.temperature = fit_temperature(outputs)
     return True
 
 
@@ -72,8 +72,8 @@ def write_temperature(folder: Path, step: int, temperature: float) -> None:
 def read_temperature(folder: Path, step: int) -> float:
     """Read the temperature stored in a run's folder for the weights of ``step``; 1 if it is missing or unreadable."""
     try:
-        found = json.loads((folder / CALIBRATION).read_bytes())
-        value = float(found["temperature"]) if found["step"] == step else 1.0
+        content = json.loads((folder / CALIBRATION).read_bytes())
+        value = float(content["temperature"]) if content["step"] == step else 1.0
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return 1.0
     return value if math.isfinite(value) and value > 0 else 1.0
@@ -85,8 +85,8 @@ def with_calibration(
     """Return a copy of ``evaluation`` with the calibration error and the reliability diagram; unchanged for tasks that
     do not predict a single label.
     """
-    found = scored(model, task, dataset, split, recipe)
-    if found is None:
+    outputs = scored(model, task, dataset, split, recipe)
+    if outputs is None:
         return evaluation
-    figures, section = calibration(found, task.temperature)
+    figures, section = calibration(outputs, task.temperature)
     return replace(evaluation, figures={**evaluation.figures, **figures}, sections=[*evaluation.sections, section])

@@ -42,10 +42,12 @@ def evaluate_choices(
     prompt = prompt.fitted(questions.rows)
     scores = prompt.scores(questions.rows, options, progress)
     right = {by: _right(by, options, scores, labels) for by in get_args(Measure)}
-    chances = [softmax([score.sum for score in own]) for own in scores]
+    chances = [softmax([score.sum for score in question_scores]) for question_scores in scores]
     without, count = baseline(questions.rows, options), len(labels)
-    figures = {NAMES[by]: sum(found) / count for by, found in right.items()}
-    figures["loss"] = sum(_loss(own, label) for own, label in zip(scores, labels, strict=True)) / count
+    figures = {NAMES[by]: sum(hits) / count for by, hits in right.items()}
+    figures["loss"] = (
+        sum(_loss(question_scores, label) for question_scores, label in zip(scores, labels, strict=True)) / count
+    )
     figures |= {"baseline": without.value, "targets": float(count), "seconds": time.perf_counter() - began}
     notes = [f"accuracy {accuracy_of(sum(right['sum']), count)} of {count:,} questions; baseline: {without.name}"]
     if max(map(sum, right.values())) / count <= without.value:
@@ -67,10 +69,10 @@ def _options(questions: FewShotRows) -> tuple[Sequence[tuple[str, ...]], list[in
             )
         options = [common] * len(questions.rows)
     places = []
-    for number, (row, own) in enumerate(zip(questions.rows, options, strict=True), 1):
-        if len(own) < 2:
-            raise UserError(f"question {number} has {len(own)} option; a choice needs at least two")
-        places.append(own.index(row[LABEL]))
+    for number, (row, question_options) in enumerate(zip(questions.rows, options, strict=True), 1):
+        if len(question_options) < 2:
+            raise UserError(f"question {number} has {len(question_options)} option; a choice needs at least two")
+        places.append(question_options.index(row[LABEL]))
     return options, places
 
 
@@ -83,11 +85,11 @@ def _right(
     """Return for each question True if its label has the largest score; among equal scores, the first option is
     taken.
     """
-    found = []
-    for own, judged, label in zip(options, scores, labels, strict=True):
-        values = [score_by(by, option, score) for option, score in zip(own, judged, strict=True)]
-        found.append(max(range(len(values)), key=values.__getitem__) == label)
-    return found
+    hits = []
+    for question_options, judged, label in zip(options, scores, labels, strict=True):
+        values = [score_by(by, option, score) for option, score in zip(question_options, judged, strict=True)]
+        hits.append(max(range(len(values)), key=values.__getitem__) == label)
+    return hits
 
 
 def _loss(scores: Sequence[OptionScore], label: int) -> float:
@@ -104,11 +106,11 @@ def _mistakes(
 ) -> list[dict[str, object]]:
     """Build the report section of the wrong answers with the largest probability, by total log probability."""
     wrong = []
-    for row, own, found, label in zip(rows, options, chances, labels, strict=True):
-        best = max(range(len(own)), key=found.__getitem__)
+    for row, question_options, probabilities, label in zip(rows, options, chances, labels, strict=True):
+        best = max(range(len(question_options)), key=probabilities.__getitem__)
         if best != label:
             question = " · ".join(value for name, value in row.items() if name != LABEL)
-            wrong.append([question, own[label], own[best], found[best]])
+            wrong.append([question, question_options[label], question_options[best], probabilities[best]])
     wrong.sort(key=lambda row: -row[-1])
     columns = ["question", "label", "answer", "probability"]
     table = {"kind": "examples", "title": "Most certain mistakes", "columns": columns, "rows": wrong[:_SHOWN]}

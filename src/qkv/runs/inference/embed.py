@@ -32,7 +32,7 @@ def embed(
 
 def embed_opened(
     run: Run,
-    said: EmbeddingSettings | None,
+    settings: EmbeddingSettings | None,
     texts: Sequence[str | Sequence[int]],
     prompt: str | None = None,
     prefix: str | None = None,
@@ -49,9 +49,9 @@ def embed_opened(
             "both a prompt and a prefix are given; give either prompt, the name of one of the model's prompts, "
             "or prefix, your own text"
         )
-    how, text = _how(said, options), prefix or ""
-    if said is not None and prefix is None:
-        text = said.prompt(prompt)
+    how, text = _how(settings, options), prefix or ""
+    if settings is not None and prefix is None:
+        text = settings.prompt(prompt)
     elif prompt is not None:
         raise UserError(
             f"{run.folder} has no prompts, so there is none named {prompt!r}; give the text itself as prefix"
@@ -59,11 +59,11 @@ def embed_opened(
     return embed_texts(run.model, run.vocabulary.tokenizer, texts, how, text, batch_size)
 
 
-def matryoshka(run: Run, said: EmbeddingSettings | None) -> tuple[int, ...] | None:
+def matryoshka(run: Run, settings: EmbeddingSettings | None) -> tuple[int, ...] | None:
     """Return the sizes to which vectors may be truncated, from ``matryoshka_dimensions`` in ``config.json``. () means
     any size, if the file only sets ``is_matryoshka``; None if it sets neither.
     """
-    path = (run.folder if said is None else said.body) / CONFIG
+    path = (run.folder if settings is None else settings.body) / CONFIG
     config = read_json(path) if path.is_file() else {}
     sizes = config.get("matryoshka_dimensions")
     if isinstance(sizes, list) and sizes and all(type(size) is int for size in sizes):
@@ -82,22 +82,22 @@ def opened(
     if not isinstance(source, Run):
         folder = Path(source).expanduser()
         if is_sentence_folder(folder):
-            said = read_sentence(folder)
-            return load(said.body, copy=copy, keep_adapters=keep_adapters), said
+            settings = read_sentence(folder)
+            return load(settings.body, copy=copy, keep_adapters=keep_adapters), settings
         source = load(source, copy=copy, keep_adapters=keep_adapters)
     return source, read_sentence(source.folder) if is_sentence_folder(source.folder) else None
 
 
-def _how(said: EmbeddingSettings | None, options: dict[str, Any]) -> Embedding:
+def _how(settings: EmbeddingSettings | None, options: dict[str, Any]) -> Embedding:
     unknown = next((name for name in options if name not in Embedding.__dataclass_fields__), None)
     if unknown:
         raise UserError(f"embeddings have no option {unknown!r}; {nearest(unknown, Embedding.__dataclass_fields__)}")
-    if said is None:
+    if settings is None:
         return Embedding(**options)
-    own: dict[str, Any] = {
-        "poolings": said.poolings,
-        "normalise": said.normalise,
-        "max_length": said.max_length,
-        "lower_case": said.lower_case,
+    defaults: dict[str, Any] = {
+        "poolings": settings.poolings,
+        "normalise": settings.normalise,
+        "max_length": settings.max_length,
+        "lower_case": settings.lower_case,
     }
-    return Embedding(**{**own, "pools_prompt": said.pools_prompt, **options})
+    return Embedding(**{**defaults, "pools_prompt": settings.pools_prompt, **options})

@@ -10,8 +10,8 @@ def end_ids(run: Run) -> tuple[int, ...]:
     """Return the token ids that end a text: the recipe's stop ids (for a published checkpoint, the end ids in its
     files), and the tokenizer's end token.
     """
-    own = None if run.tokenizer.absent else run.tokenizer.special("eos")
-    return tuple(dict.fromkeys((*run.recipe.sample.stop_token_ids, *(() if own is None else (own,)))))
+    eos = None if run.tokenizer.absent else run.tokenizer.special("eos")
+    return tuple(dict.fromkeys((*run.recipe.sample.stop_token_ids, *(() if eos is None else (eos,)))))
 
 
 def writing(run: Run) -> Generation:

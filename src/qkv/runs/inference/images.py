@@ -28,7 +28,7 @@ def as_png(images: Sequence[np.ndarray]) -> bytes:
     """Encode one image, or several images as a grid, as a PNG file."""
     from PIL import Image
 
-    held = io.BytesIO()
+    buffer = io.BytesIO()
     whole = images[0] if len(images) == 1 else sheet(images, min(len(images), _COLUMNS))
-    Image.fromarray(whole).save(held, "PNG")
-    return held.getvalue()
+    Image.fromarray(whole).save(buffer, "PNG")
+    return buffer.getvalue()

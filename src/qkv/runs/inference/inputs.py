@@ -39,8 +39,8 @@ def input_kinds(recipe: Recipe) -> dict[str, str]:
     input.
     """
     task = task_of_recipe(recipe)
-    known = {role.name: role.kind for role in getattr(task, "roles", ())}
-    return {name: known.get(name) or ("text" if name == "text" else "") for name in task.asks}
+    kinds = {role.name: role.kind for role in getattr(task, "roles", ())}
+    return {name: kinds.get(name) or ("text" if name == "text" else "") for name in task.asks}
 
 
 def read_inputs(run: Run, source: str, columns: Mapping[str, str], refuse: bool = False) -> Inputs:
@@ -57,8 +57,8 @@ def read_inputs(run: Run, source: str, columns: Mapping[str, str], refuse: bool 
             f"a model of the task {recipe.task.kind!r} makes no predictions; generate text with 'qkv generate'"
         )
     # Tasks trained on running text have no roles, but still take a text as input.
-    known = {role.name: role for role in getattr(task, "roles", ())}
-    roles = tuple(known.get(name) or Role(name, "text", (name, "sentence")) for name in (*task.asks, *task.may_ask))
+    by_name = {role.name: role for role in getattr(task, "roles", ())}
+    roles = tuple(by_name.get(name) or Role(name, "text", (name, "sentence")) for name in (*task.asks, *task.may_ask))
     trained = {role.name: recipe.data.columns[role.name] for role in roles if role.name in recipe.data.columns}
     trained = {**trained, **columns}
     series = {role.name for role in roles if role.kind == "series"}
@@ -82,8 +82,8 @@ def _option(table: Table, role: str) -> str:
 def value_columns(run: Run) -> dict[str, Processor]:
     """Return the processors of inputs such as images, by the name that the input has in a row."""
     inputs = (INPUT, *run.recipe.data.inputs)  # omits other processors of the vocabulary, such as the targets' scaler
-    made = {name: build_processor(each) for name, each in run.vocabulary.processors.items() if name in inputs}
-    return {processor.role_of(name).name: processor for name, processor in made.items()}
+    processors = {name: build_processor(each) for name, each in run.vocabulary.processors.items() if name in inputs}
+    return {processor.role_of(name).name: processor for name, processor in processors.items()}
 
 
 def _encoder_of(run: Run) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -94,8 +94,8 @@ def _encoder_of(run: Run) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
     def encode(row: dict[str, Any]) -> dict[str, Any]:
         # Rows that refer to the training data, for example to nodes of its graph, contain no value to encode.
-        given = {name: processor for name, processor in processors.items() if name in row}
-        return {**row, **{name: Encoded(processor.encode(row[name])) for name, processor in given.items()}}
+        encoders = {name: processor for name, processor in processors.items() if name in row}
+        return {**row, **{name: Encoded(processor.encode(row[name])) for name, processor in encoders.items()}}
 
     return encode
 
@@ -109,23 +109,23 @@ def _read(
     encode: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> Inputs:
     values = Values(roles, columns, missing=table.missing, folder=folder_of(table))
-    found = Inputs([], [], table.columns, notes)
+    inputs = Inputs([], [], table.columns, notes)
     bad: list[str] = []
     for row in table.rows:
         if not isinstance(row, Row):
             bad.append(f"{table.place(row.line)}: {row.reason}")
             continue
         try:
-            found.rows.append(encode(values(row)))
-            found.kept.append(row.values)
+            inputs.rows.append(encode(values(row)))
+            inputs.kept.append(row.values)
         except Unusable as error:
             bad.append(f"{table.place(row.line)}: {error}")
     some = "; ".join(bad[:_QUOTED]) + (f"; and {len(bad) - _QUOTED:,} more" if len(bad) > _QUOTED else "")
-    if not found.rows:
+    if not inputs.rows:
         raise UserError(f"no row of {table.name} can be used: {some}" if bad else f"{table.name} has no rows")
-    what = f"{len(bad):,} of {len(bad) + len(found.rows):,} rows of {table.name}"
+    what = f"{len(bad):,} of {len(bad) + len(inputs.rows):,} rows of {table.name}"
     if bad and refuse:
         raise UserError(f"{what} cannot be used: {some}; correct them, or leave them out")
     if bad:
         notes.append(f"{what} {'has' if len(bad) == 1 else 'have'} no prediction: {some}")
-    return found
+    return inputs

@@ -54,9 +54,9 @@ class PartialAnswers:
     def _cut(self) -> None:
         """Remove what follows the last line end, which a crash left."""
         content = self.path.read_bytes()
-        kept = content.rfind(b"\n") + 1
-        if kept < len(content):
-            os.truncate(self.path, kept)
+        size = content.rfind(b"\n") + 1
+        if size < len(content):
+            os.truncate(self.path, size)
 
     def remove(self) -> None:
         """Delete the file, once the output is written."""

@@ -24,9 +24,9 @@ def predict(run: Run, rows: Sequence[dict[str, Any]], zero_shot: ZeroShot | None
         answers = predict_labels(run, rows, zero_shot)
     values = value_columns(run)
     for row, answer in zip(rows, answers, strict=True):
-        found = _strange(run, [row.get(name) for name in (*task.asks, *task.may_ask) if name not in values])
-        if found:
-            answer["note"] = "; ".join(filter(None, (answer.get("note"), found)))
+        note = _strange(run, [row.get(name) for name in (*task.asks, *task.may_ask) if name not in values])
+        if note:
+            answer["note"] = "; ".join(filter(None, (answer.get("note"), note)))
     return answers
 
 

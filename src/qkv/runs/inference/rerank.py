@@ -120,8 +120,8 @@ def scorer_kind(run: Run, settings: EmbeddingSettings | None) -> str:
 
 def _cross_scores(run: Run, query: str, documents: Sequence[str]) -> list[float]:
     rows = [{"text": query, "pair": document} for document in documents]
-    found = cast("PooledTask", task_of(run)).scored(run.model, run.vocabulary, run.recipe, rows)[0]
-    values = found[:, 0].double() if documents else torch.empty(0)
+    outputs = cast("PooledTask", task_of(run)).scored(run.model, run.vocabulary, run.recipe, rows)[0]
+    values = outputs[:, 0].double() if documents else torch.empty(0)
     return (values.sigmoid() if pair_activation(run.folder) == "sigmoid" else values).tolist()
 
 
@@ -134,14 +134,14 @@ def _judged_scores(
     for begin in range(0, len(documents), _AT_ONCE):
         some = documents[begin : begin + _AT_ONCE]
         prompts = [template.ids(_messages(instruction, query, document), enable_thinking=False) for document in some]
-        found = score_prompts(run.model, prompts, [options] * len(prompts))
-        scores += [softmax([option.sum for option in each])[0] for each in found]
+        option_scores = score_prompts(run.model, prompts, [options] * len(prompts))
+        scores += [softmax([option.sum for option in each])[0] for each in option_scores]
     return scores
 
 
 def _messages(instruction: str, query: str, document: str) -> list[dict[str, Any]]:
-    asked = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
-    return [{"role": "system", "content": _QUESTION}, {"role": "user", "content": asked}]
+    question = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+    return [{"role": "system", "content": _QUESTION}, {"role": "user", "content": question}]
 
 
 def _cosines(run: Run, settings: EmbeddingSettings | None, query: str, documents: Sequence[str]) -> list[float]:

@@ -72,17 +72,17 @@ def search(
     The vectors of the file are stored in the cache folder, and computed again if the file, the model or the settings
     change. Memory use does not grow with the size of the file. Raises ``UserError``.
     """
-    asked = [queries] if isinstance(queries, str) else list(queries)
-    if top < 1 or not asked:
-        raise UserError(f"top is {top} and the number of queries is {len(asked)}; both must be at least 1")
+    texts_of_queries = [queries] if isinstance(queries, str) else list(queries)
+    if top < 1 or not texts_of_queries:
+        raise UserError(f"top is {top} and the number of queries is {len(texts_of_queries)}; both must be at least 1")
     texts = TextFile(Path(file).expanduser(), column)
-    run, said = opened(source)
-    found = unit(embed_opened(run, said, asked, prompt, **options))
-    vectors = _index(run, said, texts, text_prompt, options, found.shape[1], on_progress)
-    scores, rows = nearest_rows(vectors, found, top, max(1, min(1 << 14, _SCORES // len(asked))))
-    wanted = texts.at({int(row) for row in rows.flatten()})
+    run, settings = opened(source)
+    query_vectors = unit(embed_opened(run, settings, texts_of_queries, prompt, **options))
+    vectors = _index(run, settings, texts, text_prompt, options, query_vectors.shape[1], on_progress)
+    scores, rows = nearest_rows(vectors, query_vectors, top, max(1, min(1 << 14, _SCORES // len(texts_of_queries))))
+    hits = texts.at({int(row) for row in rows.flatten()})
     return [
-        [Hit(float(score), *wanted[int(row)]) for score, row in zip(some, places, strict=True)]
+        [Hit(float(score), *hits[int(row)]) for score, row in zip(some, places, strict=True)]
         for some, places in zip(scores, rows, strict=True)
     ]
 
@@ -97,10 +97,10 @@ class TextFile:
         ending = ENDINGS.get(path.name.lower().removesuffix(".gz").rpartition(".")[2])
         self.column, self.table = column, None
         if ending in ("csv", "tsv", "jsonl", "json"):
-            given = {"text": column} if column else {}
-            data = Data(source=str(path), columns=given)
+            columns = {"text": column} if column else {}
+            data = Data(source=str(path), columns=columns)
             self.table = table_of(str(path), data, (_TEXT,), "the file to search")
-            self.column = choose(self.table, (_TEXT,), given, "search").columns["text"]
+            self.column = choose(self.table, (_TEXT,), columns, "search").columns["text"]
         elif column is not None:
             raise UserError(f"{str(path)!r} is read as one text per line and has no columns; omit column={column!r}")
 
@@ -119,12 +119,12 @@ class TextFile:
 
     def at(self, rows: set[int]) -> dict[int, tuple[str, int]]:
         """Return number -> (text, line) of the texts with the numbers in ``rows``, counted from 0."""
-        return {number: found for number, found in enumerate(self) if number in rows}
+        return {number: text for number, text in enumerate(self) if number in rows}
 
 
 def _index(
     run: Run,
-    said: EmbeddingSettings | None,
+    pooling: EmbeddingSettings | None,
     texts: TextFile,
     prompt: str | None,
     options: dict[str, Any],
@@ -136,15 +136,15 @@ def _index(
     """
     settings = {"column": texts.column, "prompt": prompt, **{name: repr(value) for name, value in options.items()}}
     path = index_path({"file": str(texts.path.resolve()), "run": str(run.folder.resolve()), "settings": settings})
-    content = [VERSION, texts.source.digest(), model_digest(run), repr(said), width, settings]
+    content = [VERSION, texts.source.digest(), model_digest(run), repr(pooling), width, settings]
     key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    known = read_index(path, key)
-    if known is not None:
-        return known
+    index = read_index(path, key)
+    if index is not None:
+        return index
     count = sum(1 for _ in texts)
     if not count:
         raise UserError(f"{str(texts.path)!r} holds no text to search")
-    write_index(path, key, count, width, _vectors(run, said, texts, prompt, options, count, on_progress))
+    write_index(path, key, count, width, _vectors(run, pooling, texts, prompt, options, count, on_progress))
     written = read_index(path, key)
     if written is None:
         raise UserError(f"{str(texts.path)!r} changed while its index was built; search again")
@@ -153,7 +153,7 @@ def _index(
 
 def _vectors(
     run: Run,
-    said: EmbeddingSettings | None,
+    pooling: EmbeddingSettings | None,
     texts: TextFile,
     prompt: str | None,
     options: dict[str, Any],
@@ -165,7 +165,7 @@ def _vectors(
     while some := [text for text, _ in islice(remaining, _AT_ONCE)]:
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always")
-            yield embed_opened(run, said, some, prompt, **options)
+            yield embed_opened(run, pooling, some, prompt, **options)
         done, cut = done + len(some), cut or bool(notes)
         if on_progress is not None:
             on_progress(done, count)

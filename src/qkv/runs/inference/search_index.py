@@ -120,9 +120,9 @@ def nearest_rows(vectors: np.ndarray, queries: np.ndarray, top: int, rows: int) 
     scores = np.zeros((len(queries), 0), np.float32)
     places = np.zeros((len(queries), 0), np.int64)
     for begin, block in _blocks(vectors, rows):
-        found = queries @ block.T
-        here = np.broadcast_to(np.arange(begin, begin + len(block)), found.shape)
-        scores, places = np.concatenate([scores, found], 1), np.concatenate([places, here], 1)
+        products = queries @ block.T
+        here = np.broadcast_to(np.arange(begin, begin + len(block)), products.shape)
+        scores, places = np.concatenate([scores, products], 1), np.concatenate([places, here], 1)
         order = np.argsort(-scores, axis=1, kind="stable")[:, :top]
         scores, places = np.take_along_axis(scores, order, 1), np.take_along_axis(places, order, 1)
     return scores, places

@@ -65,8 +65,8 @@ def predict_labels(run: Run, rows: Sequence[Mapping[str, Any]], choice: ZeroShot
         chances = logits[..., [contradiction, entailment]].softmax(-1)[..., 1]
     else:
         chances = logits[..., entailment].softmax(-1)
-    found = [_answer(choice.labels, each) for each in chances]
-    return [answer | notes[i * len(choice.labels)] for i, answer in enumerate(found)]
+    answers = [_answer(choice.labels, each) for each in chances]
+    return [answer | notes[i * len(choice.labels)] for i, answer in enumerate(answers)]
 
 
 def _answer(labels: Sequence[str], chances: Tensor) -> dict[str, Any]:
@@ -82,12 +82,12 @@ def inference_classes(run: Run) -> tuple[int, int]:
     task, labels = task_of(run), [label.lower() for label in run.vocabulary.labels]
     entailment = next((i for i, label in enumerate(labels) if label.startswith("entail")), None)
     if entailment is None or not isinstance(task, PooledTask) or "pair" not in task.may_ask:
-        known = ", ".join(run.vocabulary.labels[:5]) or "no classes"
+        classes = ", ".join(run.vocabulary.labels[:5]) or "no classes"
         raise UserError(
             "zero-shot labels need a model of natural language inference, which reads pairs of texts and has a class "
-            f"'entailment'; {run.folder} has {known}"
+            f"'entailment'; {run.folder} has {classes}"
         )
-    others = [i for i in range(len(labels)) if i != entailment]
-    if not others:
+    rest = [i for i in range(len(labels)) if i != entailment]
+    if not rest:
         raise UserError(f"{run.folder} has the class {run.vocabulary.labels[entailment]!r} only")
-    return entailment, next((i for i in others if labels[i].startswith("contra")), others[0])
+    return entailment, next((i for i in rest if labels[i].startswith("contra")), rest[0])

@@ -31,8 +31,8 @@ def read_evaluation(folder: Path, step: int) -> dict[str, Any] | None:
     or of other weights.
     """
     try:
-        found = json.loads((folder / EVALUATION).read_bytes())
+        content = json.loads((folder / EVALUATION).read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    fits = isinstance(found, dict) and found.get("step") == step and isinstance(found.get("splits"), dict)
-    return found if fits else None
+    fits = isinstance(content, dict) and content.get("step") == step and isinstance(content.get("splits"), dict)
+    return content if fits else None

@@ -58,8 +58,8 @@ def _reason(error: OSError | SafetensorError) -> str:
 
 
 def _error_number(text: str) -> int | None:
-    found = re.search(r"os error (\d+)", text)
-    return int(found[1]) if found else None
+    match = re.search(r"os error (\d+)", text)
+    return int(match[1]) if match else None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
@@ -67,12 +67,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     in the file.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    found = digest(tensors, metadata, _bytes)
+    sha256 = digest(tensors, metadata, _bytes)
     # A single key, because safetensors writes several keys in no fixed order; equal runs should give equal files.
-    header = {_KEY: json.dumps({_SHA256: found, _SUMS: digest(tensors, metadata, sums), **metadata}, sort_keys=True)}
+    header = {_KEY: json.dumps({_SHA256: sha256, _SUMS: digest(tensors, metadata, sums), **metadata}, sort_keys=True)}
     with new_file(path) as partial:
         save_file(tensors, partial, header)
-    return found
+    return sha256
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -94,13 +94,13 @@ def map_tensors(path: Path, copy: bool = False) -> tuple[dict[str, Tensor], dict
     The content is checked by ``sums``, which takes a tenth of the time of SHA-256 and still detects damage and edits.
     Raises UserError as ``read_tensors``.
     """
-    found = entries(path, copy)
+    stored = entries(path, copy)
     with _opened(path) as file:
         header = _header(file, path)
-    lying = {name: in_place([entry], entry.shape) for name, entry in found.items()}
-    tensors = {name: found[name].read() if tensor is None else tensor for name, tensor in lying.items()}
+    lying = {name: in_place([entry], entry.shape) for name, entry in stored.items()}
+    tensors = {name: stored[name].read() if tensor is None else tensor for name, tensor in lying.items()}
     _check(path, tensors, header, quick=_SUMS in header)
-    source = next((entry.source for entry in found.values()), None)
+    source = next((entry.source for entry in stored.values()), None)
     return tensors, {name: value for name, value in header.items() if name != _SUMS}, source
 
 
@@ -125,12 +125,12 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def _header(file: Any, path: Path) -> dict[str, Any]:
     try:
-        found = json.loads((file.metadata() or {}).get(_KEY) or "{}")
+        content = json.loads((file.metadata() or {}).get(_KEY) or "{}")
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        content = None
+    if not isinstance(content, dict):
         raise UserError(f"{path} was changed after it was written: its metadata cannot be read")
-    return found
+    return content
 
 
 def _check(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any], quick: bool) -> None:
@@ -164,14 +164,14 @@ def sums(content: Tensor) -> bytes:
     return sums_of(content.numpy())
 
 
-def sums_of(found: np.ndarray) -> bytes:
+def sums_of(array: np.ndarray) -> bytes:
     """Compute a fast checksum of bytes, a uint8 array read as 64-bit words: the sum of the words, and the sum of the
     words times their positions, modulo 2^64.
 
     These sums detect every change of one word and every exchange of two words.
     """
-    count = found.size // 8
-    words, rest = found[: 8 * count].view("u8"), int.from_bytes(found[8 * count :].tobytes(), "little")
+    count = array.size // 8
+    words, rest = array[: 8 * count].view("u8"), int.from_bytes(array[8 * count :].tobytes(), "little")
     places = np.arange(1, min(count, _WORDS) + 1, dtype="u8")
     plain, placed = rest, rest * (count + 1)
     for begin in range(0, count, _WORDS):
@@ -185,13 +185,13 @@ def files_in(folder: Path) -> dict[Path, int]:
     """Return path -> size in bytes of all files under ``folder``, or of the file ``folder``, sorted by path; files that
     are deleted meanwhile are skipped.
     """
-    found: dict[Path, int] = {folder: folder.stat().st_size} if folder.is_file() else {}
+    sizes: dict[Path, int] = {folder: folder.stat().st_size} if folder.is_file() else {}
     for place, _, names in os.walk(folder):
         for name in names:
             path = Path(place, name)
             with suppress(OSError):
-                found[path] = path.stat().st_size
-    return dict(sorted(found.items()))
+                sizes[path] = path.stat().st_size
+    return dict(sorted(sizes.items()))
 
 
 def remove_partial(folder: Path) -> None:

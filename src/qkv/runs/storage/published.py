@@ -22,45 +22,45 @@ named.
 """
 
 
-def recipe_of(found: PublishedModel) -> Recipe:
+def recipe_of(checkpoint: PublishedModel) -> Recipe:
     """Build a recipe that describes a published checkpoint as a run: its model, its tokenizer or processor, and the
     task of its head.
     """
     return Recipe(
-        name=found.folder.name,
-        description=f"{found.family}, published as {found.architecture}",
-        data=_data(found),
-        model=found.spec,
-        task=_task(found),
-        sample=found.sample,
+        name=checkpoint.folder.name,
+        description=f"{checkpoint.family}, published as {checkpoint.architecture}",
+        data=_data(checkpoint),
+        model=checkpoint.spec,
+        task=_task(checkpoint),
+        sample=checkpoint.sample,
     )
 
 
-def _data(found: PublishedModel) -> Data:
+def _data(checkpoint: PublishedModel) -> Data:
     """Build the data settings of a published checkpoint: its tokenizer or its processor. Raises ``UserError`` if the
     processor is missing.
     """
-    needed = found.spec.frontend.processor
+    needed = checkpoint.spec.frontend.processor
     if needed is None:
-        return Data(source=NOT_SAID, tokenizer=TokenizerFile(path=str(found.folder)))
-    if found.processor is None:
+        return Data(source=NOT_SAID, tokenizer=TokenizerFile(path=str(checkpoint.folder)))
+    if checkpoint.processor is None:
         alone = "use qkv.interop.load.load_published, which loads only the model"
-        if not has_processor(found.spec):
-            unknown = f"{found.folder} does not specify how {needed.kind} are read and standardised"
+        if not has_processor(checkpoint.spec):
+            unknown = f"{checkpoint.folder} does not specify how {needed.kind} are read and standardised"
             raise UserError(f"{unknown}, and no published folder of this kind does; {alone}")
         raise UserError(
-            f"{found.folder} holds no {PREPROCESSOR}, so it is not known how {needed.kind} are resized and "
+            f"{checkpoint.folder} holds no {PREPROCESSOR}, so it is not known how {needed.kind} are resized and "
             f"standardised; add that file, or {alone}"
         )
-    return Data(source=NOT_SAID, processor=found.processor)
+    return Data(source=NOT_SAID, processor=checkpoint.processor)
 
 
-def _task(found: PublishedModel) -> Task:
-    if found.spec.encoder is not None and found.spec.head.predicts_tokens:
-        begin = pieces(found.folder, found.tokenizer, found.begin) if found.tokenizer else ()
+def _task(checkpoint: PublishedModel) -> Task:
+    if checkpoint.spec.encoder is not None and checkpoint.spec.head.predicts_tokens:
+        begin = pieces(checkpoint.folder, checkpoint.tokenizer, checkpoint.begin) if checkpoint.tokenizer else ()
         return Translation(begin=begin, framed=True)
     alone = "qkv.interop.load.load_published loads only the model"
-    return task_of_head(found.spec, f"{found.folder}: {found.architecture} ({found.family})", alone)
+    return task_of_head(checkpoint.spec, f"{checkpoint.folder}: {checkpoint.architecture} ({checkpoint.family})", alone)
 
 
 def task_of_head(model: Model, name: str, advice: str = "name the task") -> Task:
@@ -85,8 +85,8 @@ def pieces(folder: Path, tokenizer: Tokenizer, begin: Sequence[int]) -> tuple[st
     ``UserError`` if the tokenizer lacks one.
     """
     named = [tokenizer.core.id_to_token(index) for index in begin]
-    found = tuple(piece for piece in named if piece is not None)
-    if len(found) < len(named):
+    texts = tuple(piece for piece in named if piece is not None)
+    if len(texts) < len(named):
         unknown = begin[named.index(None)]
         raise UserError(f"texts of {folder} begin with the token id {unknown}, which its tokenizer does not have")
-    return found
+    return texts

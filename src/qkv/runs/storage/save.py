@@ -72,13 +72,14 @@ def _check_buildable(model: Transformer) -> None:
     """
     with torch.device("meta"):
         built = {name: tensor.shape for name, tensor in weights(Transformer(model.spec)).items()}
-    own = {name: tensor.shape for name, tensor in weights(model).items()}
-    found = difference(
-        {name: list(shape) for name, shape in built.items()}, {name: list(shape) for name, shape in own.items()}
+    shapes = {name: tensor.shape for name, tensor in weights(model).items()}
+    change = difference(
+        {name: list(shape) for name, shape in built.items()}, {name: list(shape) for name, shape in shapes.items()}
     )
-    if found:
+    if change:
         raise UserError(
-            f"model: its spec does not describe its parameters ({found}; there: built from the spec, here: the model); "
+            f"model: its spec does not describe its parameters ({change}; there: built from the spec, here: the "
+            "model); "
             "merge its adapters, and put its modules of your own into the spec"
         )
 
@@ -104,9 +105,9 @@ def _recipe(model: Transformer, folder: Path, vocabulary: Vocabulary, task: Any,
 
 def _check_place(folder: Path, recipe: Recipe, vocabulary: Vocabulary) -> None:
     """Raise ``UserError`` if the folder holds anything other than an earlier version of the same model."""
-    found = next((name for name in _TRAINED if (folder / name).exists()), None)
-    if found is not None:
-        raise UserError(f"{folder} holds a run trained by qkv ({found}); name another folder")
+    file = next((name for name in _TRAINED if (folder / name).exists()), None)
+    if file is not None:
+        raise UserError(f"{folder} holds a run trained by qkv ({file}); name another folder")
     if (folder / SPEC).is_file():
         other = difference(essence(read_recipe(folder)), essence(recipe))
         if not other and Vocabulary.load(folder).digest() != vocabulary.digest():
