@@ -106,9 +106,9 @@ class Generation(Forbidding):
     early_stopping: bool = Field(default=False, description="stop beam search as soon as num_beams texts are complete")
 
     def problems(self) -> list[Problem]:
-        found: list[Problem] = []
+        problems: list[Problem] = []
         if self.num_return > self.num_beams:
-            found.append(
+            problems.append(
                 Problem(
                     ("num_return",),
                     f"{self.num_return} given, but beam search returns at most num_beams = {self.num_beams} texts",
@@ -116,8 +116,8 @@ class Generation(Forbidding):
             )
         if self.min_tokens > self.max_new_tokens:
             sentence = f"{self.min_tokens} given, but a text has at most max_new_tokens = {self.max_new_tokens}"
-            found.append(Problem(("min_tokens",), sentence))
-        return found + (
+            problems.append(Problem(("min_tokens",), sentence))
+        return problems + (
             [Problem((name,), self._not_searched(name)) for name in self.drawing()] if self.num_beams > 1 else []
         )
 
@@ -130,8 +130,8 @@ class Generation(Forbidding):
         )
 
     def _not_searched(self, name: str) -> str:
-        wanted = "leave it out" if _default(name) in (None, ()) else f"leave it at {_default(name)}"
-        return f"{getattr(self, name)} given, but beam search (num_beams {self.num_beams}) does not sample; {wanted}"
+        advice = "leave it out" if _default(name) in (None, ()) else f"leave it at {_default(name)}"
+        return f"{getattr(self, name)} given, but beam search (num_beams {self.num_beams}) does not sample; {advice}"
 
     def requested(self, **options: Any) -> Self:
         """Return a copy with ``options`` set; if they select beam search, reset the other sampling settings."""

@@ -92,10 +92,10 @@ class Comparison(Spec):
 
     def _repeated(self) -> list[Problem]:
         seeds = [str(seed) for seed in self.seeds]
-        given = {"seeds": seeds, "rates": [factor_name(rate) for rate in self.rates]}
+        lists = {"seeds": seeds, "rates": [factor_name(rate) for rate in self.rates]}
         return [
             Problem((field,), f"{value} is given twice; leave one of them out")
-            for field, values in given.items()
+            for field, values in lists.items()
             for value in dict.fromkeys(values)
             if values.count(value) > 1
         ]
@@ -130,12 +130,16 @@ def read_comparison(path: str | Path, changes: Iterable[tuple[str, Any]] = ()) -
             "this file is no comparison, which has the key 'entries'; to compare a recipe with changes of it, give them"
         )
         raise SpecError([Problem((), sentence)], source)
-    given = dict(changes)
-    more = given.pop("overrides", ())
-    found = Comparison.parse({**data, **given}, source, lines)
-    found = found.changed(overrides=(*found.overrides, *more))
-    beside = Path(source).parent / found.recipe
-    return found.changed(recipe=str(beside)) if not Path(found.recipe).exists() and beside.exists() else found
+    settings = dict(changes)
+    more = settings.pop("overrides", ())
+    comparison = Comparison.parse({**data, **settings}, source, lines)
+    comparison = comparison.changed(overrides=(*comparison.overrides, *more))
+    beside = Path(source).parent / comparison.recipe
+    return (
+        comparison.changed(recipe=str(beside))
+        if not Path(comparison.recipe).exists() and beside.exists()
+        else comparison
+    )
 
 
 def entry_of(text: str) -> tuple[str, tuple[str, ...]]:
@@ -146,10 +150,10 @@ def entry_of(text: str) -> tuple[str, tuple[str, ...]]:
     name, colon, rest = text.partition(":")
     if "=" in name or not name.strip():
         raise UserError(f"{text!r} has not the form 'name: changes'; write it as in 'wide: model.width=256'")
-    found = tuple(part.strip() for part in _split(rest))
-    if colon and rest.strip() and not all(found):
+    parts = tuple(part.strip() for part in _split(rest))
+    if colon and rest.strip() and not all(parts):
         raise UserError(f"{text!r}: there is an empty change between two commas")
-    return name.strip(), tuple(part for part in found if part)
+    return name.strip(), tuple(part for part in parts if part)
 
 
 def _split(text: str) -> list[str]:
