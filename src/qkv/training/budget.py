@@ -22,9 +22,9 @@ class Budget:
 
     def __init__(self, setup: Setup, saved: Mapping[str, Any] | None):
         self._given, self._folder, self._world = setup.recipe.training, setup.checkpoints.folder, setup.world
-        found = self._world.lead(lambda: read_plan(self._folder, saved)) if self.limited else None
-        self._decided = found is not None or not self.limited
-        self._take(found or unlimited(self._given))
+        plan = self._world.lead(lambda: read_plan(self._folder, saved)) if self.limited else None
+        self._decided = plan is not None or not self.limited
+        self._take(plan or unlimited(self._given))
         self._updates, self._seconds = 0, 0.0
 
     def _take(self, plan: Plan) -> None:

@@ -150,13 +150,13 @@ def read_plan(folder: Path, saved: Mapping[str, Any] | None) -> Plan | None:
     ``saved``: the plan in the checkpoint. It is returned if the file differs from it in more than an added ``second``
     stage.
     """
-    known = None if saved is None else Plan.parse(saved)
+    saved_plan = None if saved is None else Plan.parse(saved)
     try:
-        found = Plan.parse(json.loads((folder / FILE).read_bytes()))
+        stored = Plan.parse(json.loads((folder / FILE).read_bytes()))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return known
-    fits = known is None or known in (found, replace(found, second=None))
-    return found if fits else known
+        return saved_plan
+    fits = saved_plan is None or saved_plan in (stored, replace(stored, second=None))
+    return stored if fits else saved_plan
 
 
 def write_plan(folder: Path, plan: Plan) -> None:

@@ -17,7 +17,7 @@ def capture() -> dict[str, Tensor]:
     """Return the states of the global random generators of Python, numpy and torch, as tensors."""
     _, words, spare = random.getstate()
     _, keys, position, has_spare, gauss = np.random.get_state(legacy=True)
-    found = {
+    states = {
         "python": torch.tensor(words, dtype=torch.int64),
         "python_spare": torch.tensor([] if spare is None else [spare], dtype=torch.float64),
         "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
@@ -26,8 +26,8 @@ def capture() -> dict[str, Tensor]:
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available():
-        found |= {f"cuda_{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
-    return found
+        states |= {f"cuda_{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
+    return states
 
 
 def restore(saved: Mapping[str, Tensor]) -> None:

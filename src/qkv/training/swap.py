@@ -128,12 +128,12 @@ def swap(
 
 def told(moved: list[Transferred]) -> list[str]:
     """Return sentences that describe which weights a swap kept, initialised at random, or adapted."""
-    total, taken = sum(one.numbers for one in moved), sum(one.taken for one in moved)
-    found = [f"{taken:,} of {total:,} parameters keep their weights ({taken / max(1, total):.1%})"]
+    total, kept_count = sum(one.numbers for one in moved), sum(one.taken for one in moved)
+    sentences = [f"{kept_count:,} of {total:,} parameters keep their weights ({kept_count / max(1, total):.1%})"]
     new = [path for path, how in in_words(moved) if how == NEW]
     if new:
-        found.append(f"initialised at random: {', '.join(new)}")
-    return found + [f"{path}: {how}" for path, how in in_words(moved) if how not in (NEW, KEPT)]
+        sentences.append(f"initialised at random: {', '.join(new)}")
+    return sentences + [f"{path}: {how}" for path, how in in_words(moved) if how not in (NEW, KEPT)]
 
 
 def _recipe(old: Run, changes: list[str], heal: int, data: str | None) -> Recipe:
@@ -161,11 +161,11 @@ def _recipe(old: Run, changes: list[str], heal: int, data: str | None) -> Recipe
     other: dict[str, Any] = {"source": data, "validation": None, "test": None, "columns": {}} if data else {}
     if start.tokenizer is not None:
         other |= {"tokenizer": start.tokenizer, "target_tokenizer": start.target_tokenizer}
-    taken = recipe.data.changed(**other)
+    data_spec = recipe.data.changed(**other)
     name = recipe.name or old.folder.name
-    said = f"{name} with {', '.join(changes)}"
+    description = f"{name} with {', '.join(changes)}"
     return recipe.changed(
-        data=taken, name=f"{name}-swapped", description=said, quick={}, result=None, published=(), typed=()
+        data=data_spec, name=f"{name}-swapped", description=description, quick={}, result=None, published=(), typed=()
     )
 
 
@@ -198,15 +198,15 @@ def _figures(model: Transformer, setup: Setup, length: int, memory: int) -> dict
         model, setup.task, setup.dataset.rows(VALIDATION, recipe.training.validation.batches), recipe.training.precision
     )
     assert seen is not None
-    found = dict(setup.task.figures(seen, setup.dataset.scale()))
-    found["parameters"] = sum(p.numel() for p in model.parameters())
+    figures = dict(setup.task.figures(seen, setup.dataset.scale()))
+    figures["parameters"] = sum(p.numel() for p in model.parameters())
     counted = cost(model.spec, 1, length, source_length=length if model.spec.encoder else None)
     if counted.writes:
         with evaluating(model):
-            found["reading"], found["decoding"] = rates(model, random_batch(model, counted).to(setup.device))
+            figures["reading"], figures["decoding"] = rates(model, random_batch(model, counted).to(setup.device))
         most = longest(model, memory)
-        found |= {"state": model.state_bytes(length), "longest": float("inf") if most is None else most}
-    return found
+        figures |= {"state": model.state_bytes(length), "longest": float("inf") if most is None else most}
+    return figures
 
 
 def _heal(

@@ -29,5 +29,5 @@ def usage(task: Task, folder: str | Path, opening: str = "") -> tuple[str, str]:
         opening = build_processor(task.processor).example
     elif opening in ("", "…"):
         opening = task.example
-    others = "".join(" --context @page.txt" if asked == "context" else f" --set {asked}=…" for asked in task.asks[1:])
-    return "predict", f'qkv predict {name} "{opening}"{others}'
+    options = "".join(" --context @page.txt" if role == "context" else f" --set {role}=…" for role in task.asks[1:])
+    return "predict", f'qkv predict {name} "{opening}"{options}'

@@ -63,13 +63,13 @@ def _of_one_shape(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Yield groups of matrices of equal shape, up to transposition; a matrix with more than ``_STACKED`` elements is a
     group of its own.
     """
-    found: dict[tuple[int, int], list[Tensor]] = {}
+    groups: dict[tuple[int, int], list[Tensor]] = {}
     for p in parameters:
         if p.numel() > _STACKED:
             yield [p]
         else:
-            found.setdefault((min(p.shape), max(p.shape)), []).append(p)
-    yield from found.values()
+            groups.setdefault((min(p.shape), max(p.shape)), []).append(p)
+    yield from groups.values()
 
 
 def _orthogonal(matrices: list[Tensor]) -> Iterable[Tensor]:

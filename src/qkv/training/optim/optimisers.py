@@ -83,7 +83,7 @@ class Optimizer:
         owners = {
             self.names[p]: (part, p) for part in self.parts for group in part.param_groups for p in group["params"]
         }
-        found: dict[Tensor, dict[str, Tensor]] = {}
+        states: dict[Tensor, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             name, _, quantity = key.rpartition("/")
             if name not in owners:
@@ -93,10 +93,10 @@ class Optimizer:
                 )
             part, parameter = owners[name]
             if quantity not in REMEMBERED.get(type(part), {quantity}):
-                kept = ", ".join(sorted(REMEMBERED[type(part)]))
+                quantities = ", ".join(sorted(REMEMBERED[type(part)]))
                 raise UserError(
                     f"the optimiser state {key!r} in the checkpoint is of another optimiser: {type(part).__name__}, "
-                    f"which updates this parameter, stores {kept}; the run was started with another version or "
+                    f"which updates this parameter, stores {quantities}; the run was started with another version or "
                     "recipe, so train it again in another folder"
                 )
             if tensor.dim() and tensor.shape != parameter.shape:
@@ -104,10 +104,10 @@ class Optimizer:
                     f"the optimiser state {key!r} has the shape {list(tensor.shape)}, "
                     f"but its parameter has the shape {list(parameter.shape)}"
                 )
-            found.setdefault(parameter, {})[quantity] = tensor.to(parameter.device, copy=True)
+            states.setdefault(parameter, {})[quantity] = tensor.to(parameter.device, copy=True)
         for part in self.parts:
             part.state.clear()
-        for parameter, remembered in found.items():
+        for parameter, remembered in states.items():
             owners[self.names[parameter]][0].state[parameter] = remembered
 
 
@@ -129,20 +129,20 @@ def muon(spec: MuonSpec, model: nn.Module) -> Optimizer:
     parameters: embeddings, head, norms, biases and convolution kernels.
     """
     named, inside = _trainable(model), matrices(model)
-    maps, others = _split(named, lambda _, p: p in inside)
+    maps, rest = _split(named, lambda _, p: p in inside)
     parts: list[torch.optim.Optimizer] = []
     if maps:
         parts.append(Muon([p for _, p in maps], spec))
-    if others:
-        parts.append(_adamw(spec.others, others))
+    if rest:
+        parts.append(_adamw(spec.others, rest))
     return Optimizer(parts, named)
 
 
 def _adamw(spec: AdamW, named: Named) -> torch.optim.Optimizer:
-    decayed, kept = _split(named, lambda _, p: p.ndim >= 2)
+    decayed, plain = _split(named, lambda _, p: p.ndim >= 2)
     groups = [
         {"params": [p for _, p in decayed], "weight_decay": spec.weight_decay},
-        {"params": [p for _, p in kept], "weight_decay": 0.0},
+        {"params": [p for _, p in plain], "weight_decay": 0.0},
     ]
     fused = all(p.device.type in {"cpu", "cuda", "mps", "xpu"} for _, p in named)
     return torch.optim.AdamW(

@@ -61,10 +61,10 @@ class RunProgress:
         """Update ``fitting`` after a validation with loss ``loss``; ``best``: True if this validation is the best so
         far.
         """
-        own, before = self.train_loss, self.best_train_loss
-        self.best_train_loss = own if best else before
-        falls = own is not None and before is not None and own < _FALLS * before
-        self.fitting = own is not None and falls and own > FITTED * loss
+        train_loss, before = self.train_loss, self.best_train_loss
+        self.best_train_loss = train_loss if best else before
+        falls = train_loss is not None and before is not None and train_loss < _FALLS * before
+        self.fitting = train_loss is not None and falls and train_loss > FITTED * loss
 
     def count(self, model: Transformer, batches: Iterable[Batch]) -> None:
         """Add the rows and positions that ``model`` computes for ``batches``, padding included, to the counters."""

@@ -29,10 +29,10 @@ def read_sections(folder: Path) -> list[dict[str, Any]]:
     malformed.
     """
     try:
-        found = json.loads((folder / SECTIONS).read_bytes())
+        content = json.loads((folder / SECTIONS).read_bytes())
     except (OSError, ValueError, RecursionError):
         return []
-    known = isinstance(found, list) and all(
-        isinstance(one, dict) and one.get("kind") in DRAWN and "title" in one for one in found
+    valid = isinstance(content, list) and all(
+        isinstance(one, dict) and one.get("kind") in DRAWN and "title" in one for one in content
     )
-    return found if known else []
+    return content if valid else []
