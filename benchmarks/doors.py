@@ -262,7 +262,7 @@ def first_answer(place: Place, prompt: str, repeats: int) -> tuple[float, float]
 def measured(several: list[Place], prompt: str, new: int, rounds: int) -> dict[str, Rates]:
     """Rates of each place."""
     found: dict[str, Rates] = {}
-    whole = qkv.load(several[0].path).model
+    whole = qkv.load(several[0].path, dtype="fp32").model
     for place in several:
         parts = [_in_fresh_memory(place, whole, prompt, new, count) for count in _parts(rounds)]
         found[place.name] = Rates.of(parts)

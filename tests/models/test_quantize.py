@@ -60,6 +60,24 @@ def test_the_model_computes_with_the_rounded_weights(
         torch.testing.assert_close(last[:, 0], whole[:, -1], rtol=rtol, atol=atol)
 
 
+@pytest.mark.parametrize("part", FORMATS, ids=lambda part: f"{part.bits}-{part.size}")
+def test_a_change_of_dtype_leaves_quantised_matrices_unchanged(part: Quantization) -> None:
+    """Kernels read the bytes of scales and numbers; converted ones would be read as others, up to NaN."""
+    model, ids = built(), torch.tensor([[3, 1, 4, 1, 5]])
+    quantize(model, part)
+    stored = {name: buffer for name, buffer in model.named_buffers() if ".matrix." in name or "table." in name}
+    with torch.no_grad():
+        before, _ = model(ids[:, 4:], model(ids[:, :4], model.init_state(1))[1])
+        for dtype in (torch.bfloat16, torch.float32):
+            model.to(dtype)
+            after = dict(model.named_buffers())
+            assert all(torch.equal(after[name], buffer) for name, buffer in stored.items())
+            assert all(after[name].dtype == buffer.dtype for name, buffer in stored.items())
+        logits, _ = model(ids[:, 4:], model(ids[:, :4], model.init_state(1))[1])
+    assert stored
+    torch.testing.assert_close(logits, before, rtol=0, atol=0.02)
+
+
 def test_a_tied_table_is_stored_once() -> None:
     model = built()
     quantize(model, Quantization(bits=4))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +24,16 @@ class QuantizedTable(nn.Module):
         self.register_buffer("stored", matrix.stored)
         self.register_buffer("scale", matrix.scale)
         self.register_buffer("minimum", matrix.minimum)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the matrix to another device with the model. ``model.to(torch.float32)`` and the like leave its dtypes
+        unchanged, because kernels read its bytes in these.
+        """
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                moved = fn(buffer)
+                self._buffers[name] = moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
+        return self
 
     @property
     def packed(self) -> PackedMatrix:
