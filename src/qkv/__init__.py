@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from qkv.api.functions import quantize as quantize
     from qkv.api.functions import swap as swap
     from qkv.api.functions import train as train
+    from qkv.api.functions import write_fixtures as write_fixtures
     from qkv.api.recipes import find_recipe as find_recipe
     from qkv.layers.signal import Signal as Signal
     from qkv.models.build import build as build
@@ -91,6 +92,7 @@ _HOMES = {
     "search": "qkv.runs.inference.search",
     "swap": "qkv.api.functions",
     "train": "qkv.api.functions",
+    "write_fixtures": "qkv.api.functions",
     "write_spec": "qkv.spec.files.yaml_io",
 }
 """Module that defines each public name. The imports above repeat this table for type checkers, which cannot read it; a

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from qkv.comparison.scaling import Scaling
     from qkv.costs.cost import Cost
     from qkv.generation.decode.speculate import Speculator
+    from qkv.lens.fixtures import Fixtures
     from qkv.models.transformer import Transformer
     from qkv.runs.evaluation import Figures
     from qkv.runs.export import Exported
@@ -523,6 +524,33 @@ def embed(
     from qkv.runs.inference.embed import embed as embed_with
 
     return embed_with(run, texts, prompt, prefix, **options)
+
+
+@with_usual_settings
+def write_fixtures(
+    run: Run | str | Path,
+    out: str | Path,
+    texts: Sequence[str] = (),
+    points: Sequence[str] = ("*",),
+    rows: int = 2,
+    length: int = 16,
+    new: int = 8,
+    seed: int = 0,
+    dtype: str = "fp32",
+) -> Fixtures:
+    """Write inputs, the values at ``points`` and the outputs of a model to the safetensors file ``out``.
+
+    Other engines compare their own values with these: each is computed part by part by its reference implementation,
+    in ``dtype`` ("fp32" or "fp64"). ``texts``: rows of the model, or of its encoder; default: ``rows`` random rows of
+    ``length`` positions, drawn with ``seed``. ``points``: names, paths or patterns of points; default: all. ``new``:
+    number of greedily generated tokens. Names of the tensors: see ``qkv.lens.fixtures.write_fixtures``. Raises
+    ``UserError``.
+    """
+    from qkv.lens.fixtures import RandomRows
+    from qkv.lens.fixtures import write_fixtures as write
+
+    opened = load(run) if isinstance(run, (str, Path)) else run
+    return write(opened, out, texts, points, RandomRows(rows, length, seed), new, dtype)
 
 
 @with_usual_settings

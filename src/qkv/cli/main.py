@@ -54,6 +54,7 @@ ROOMS = {
         "why": "Show which implementation of each operation runs here, why, and its speedup.",
         "load": "Load a published checkpoint and show what it contains.",
         "export": "Export a trained model in a format that other libraries open.",
+        "fixtures": "Write inputs, inner values and outputs of a model, to test other engines against.",
         "where": "Locate a tensor of a model: spec path, module, file and line.",
         "info": "Show the installation, or a summary of a run or a published folder.",
         "schema": "Print the JSON schema of recipes for editors.",

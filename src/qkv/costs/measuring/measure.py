@@ -20,7 +20,7 @@ from qkv.data.batching.batch import Batch
 from qkv.models.build import build
 from qkv.models.state import State
 from qkv.models.transformer import Transformer
-from qkv.ops.selection.choices import assuming
+from qkv.ops.selection.choices import references
 from qkv.state.tree import nbytes
 from qkv.system.errors import UserError
 
@@ -119,20 +119,13 @@ def count_flops(cost: Cost) -> tuple[int, int]:
         model = build(cost.model)
     batch = random_batch(model, cost).to("meta")
     model.recompute_blocks(cost.training.recompute)
-    with assuming(_reference), torch.device("meta"):
+    with references(), torch.device("meta"):
         with FlopCounterMode(display=False) as forward, torch.no_grad():
             model(batch.input, memory=memory_of(model, batch))
         with FlopCounterMode(display=False) as training:
             answer, _ = model(batch.input, memory=memory_of(model, batch))
             answer.sum().backward()
     return forward.get_total_flops(), cost.training.accumulate * training.get_total_flops()
-
-
-def _reference(op: str, case: str, among: Collection[str]) -> str | None:
-    """Choose the reference implementation of attention, and the first candidate for other operations, without
-    timing.
-    """
-    return "reference" if op == "attention" else next(iter(among), None)
 
 
 def peak_bytes(update: Update, batch: Batch) -> int:

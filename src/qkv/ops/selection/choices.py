@@ -143,6 +143,16 @@ def assuming(assumption: Assumption) -> using:
     return using(_AssumedTable(assumption, table().stored))
 
 
+def references() -> using:
+    """Context manager: every operation is its reference implementation, or torch's own; nothing is timed or stored."""
+    return assuming(_reference)
+
+
+def _reference(op: str, case: str, among: Collection[str]) -> str | None:
+    """Name the reference implementation of attention, and the first candidate of other operations."""
+    return "reference" if op == "attention" else next(iter(among), None)
+
+
 def by_reference() -> bool:
     """Return True while a model is exported; every operation then uses its reference implementation.
 
