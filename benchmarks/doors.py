@@ -9,8 +9,9 @@
 
 The places are the GGUF file or folder that is given, its exports in fp32 and bf16, and the runs that ``qkv quantize``
 makes of it. Without ``--model``: GPT-2 124M with random weights. A rate is the number of tokens by which one text is
-longer than another, over the seconds by which it takes longer. The rate of one way drifts by a fifth within a minute,
-so texts are short and all ways take turns, in both directions; the command, which starts a process for each text, takes
+longer than another, over the seconds by which it takes longer; of the command, which starts a process for each text,
+the number of tokens in the last three quarters of one text, over the seconds in which they arrive. The rate of one
+way drifts by a fifth within a minute, so texts are short and all ways take turns, in both directions; the command takes
 part in every fourth round. Where a process has its memory changes its rate as much, so rounds are shared among three
 servers, loaded models and copies. The table has the median rate in memory, and the median and quartiles of each way's
 share of the rate in memory, which is measured before and after the others of a round. Below the table are the seconds
@@ -103,8 +104,8 @@ def random_gpt2(folder: Path, smoke: bool) -> Path:
     return folder
 
 
-Written = Callable[[int], float]
-"""Function (number of tokens of a text) -> seconds."""
+Rate = Callable[[int], float]
+"""Function (number of tokens of a text) -> tokens per second, without what happens once in each text."""
 
 
 class Share(NamedTuple):
@@ -140,14 +141,22 @@ class Rates(NamedTuple):
         return cls(median(each for part in parts for each in part.in_memory), shares)
 
 
-def rate(write: Written, new: int) -> float:
-    """Tokens per second of a text of ``new`` tokens, without what happens once in each text."""
-    short = max(2, new // 4)
-    before, after = write(short), write(new)
-    return (new - short) / (after - before)
+def rate_of(write: Callable[[int], float]) -> Rate:
+    """Rate of ``write``, which returns the seconds of a text: the difference of a long and a short one."""
+
+    def measure(new: int) -> float:
+        short = _quarter(new)
+        before, after = write(short), write(new)
+        return (new - short) / (after - before)
+
+    return measure
 
 
-def in_memory(model: Transformer, ids: list[int]) -> Written:
+def _quarter(new: int) -> int:
+    return max(2, new // 4)
+
+
+def in_memory(model: Transformer, ids: list[int]) -> Rate:
     """``sample.generate``."""
 
     def write(count: int) -> float:
@@ -155,10 +164,10 @@ def in_memory(model: Transformer, ids: list[int]) -> Written:
         generate(model, [ids], Generation(max_new_tokens=count, temperature=0.0))
         return time.perf_counter() - begin
 
-    return write
+    return rate_of(write)
 
 
-def loaded(run: Run, prompt: str) -> Written:
+def loaded(run: Run, prompt: str) -> Rate:
     """``qkv.generate`` of a text."""
 
     def write(count: int) -> float:
@@ -166,25 +175,28 @@ def loaded(run: Run, prompt: str) -> Written:
         qkv.generate(run, prompt, max_new_tokens=count, temperature=0.0)
         return time.perf_counter() - begin
 
-    return write
+    return rate_of(write)
 
 
-def by_command(place: Path, prompt: str) -> Written:
-    """Pieces that ``qkv generate`` prints, from the first to the last one."""
+def by_command(place: Path, prompt: str) -> Rate:
+    """Bytes that ``qkv generate`` prints after the prompt; the bytes of all tokens are assumed to be equally many."""
 
-    def write(count: int) -> float:
-        words = ["--max-new-tokens", str(count), "--temperature", "0"]
+    def measure(new: int) -> float:
+        words = ["--max-new-tokens", str(new), "--temperature", "0"]
         command = [sys.executable, "-m", "qkv", "generate", str(place), prompt, *words]
-        times = list[float]()
+        read, arrived = 0, list[tuple[float, int]]()
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
             assert process.stdout is not None
-            while os.read(process.stdout.fileno(), 1 << 16):
-                times.append(time.perf_counter())
+            while piece := os.read(process.stdout.fileno(), 1 << 16):
+                read += len(piece)
+                arrived.append((time.perf_counter(), read - len(prompt)))
         if process.returncode:
             raise SystemExit(f"{' '.join(command)} failed")
-        return times[-1] - times[0]
+        end, count = arrived[-1]
+        begin, short = next(each for each in arrived if each[1] >= count / 4)
+        return new * (1 - short / count) / (end - begin)
 
-    return write
+    return measure
 
 
 class Server:
@@ -221,14 +233,14 @@ class Server:
             raise SystemExit(f"qkv serve answered {answer.status}: {text[:300]}")
         return found
 
-    def by_request(self, prompt: str) -> Written:
+    def by_request(self, prompt: str) -> Rate:
         """Streamed completion."""
 
         def write(count: int) -> float:
             times = self.times(prompt, count)
             return times[-1] - times[0]
 
-        return write
+        return rate_of(write)
 
     def end(self) -> None:
         """Stop the process."""
@@ -259,10 +271,10 @@ def first_answer(place: Place, prompt: str, repeats: int) -> tuple[float, float]
     return min(found, key=lambda pair: pair[0] / pair[1])
 
 
-def measured(several: list[Place], prompt: str, new: int, rounds: int) -> dict[str, Rates]:
-    """Rates of each place."""
+def measured(several: list[Place], model: Path, prompt: str, new: int, rounds: int) -> dict[str, Rates]:
+    """Rates of each place, all made of ``model``."""
     found: dict[str, Rates] = {}
-    whole = qkv.load(several[0].path, dtype="fp32").model
+    whole = qkv.load(model, dtype="fp32").model
     for place in several:
         parts = [_in_fresh_memory(place, whole, prompt, new, count) for count in _parts(rounds)]
         found[place.name] = Rates.of(parts)
@@ -292,20 +304,20 @@ def _in_fresh_memory(place: Place, whole: Transformer, prompt: str, new: int, ro
             "command": by_command(place.path, prompt),
             "server": server.by_request(prompt),
         }
-        for write in ways.values() if new > SMOKE else ():  # builds kernels, lays out weights, times choices
-            write(new)
+        for measure in ways.values() if new > SMOKE else ():  # builds kernels, lays out weights, times choices
+            measure(new)
         return rates_in_turns(ways, new, rounds)
 
 
-def rates_in_turns(ways: dict[str, Written], new: int, rounds: int) -> Turns:
+def rates_in_turns(ways: dict[str, Rate], new: int, rounds: int) -> Turns:
     """Rates of all ``ways``, which take turns."""
     first, *others = WAYS
     shares: dict[str, list[float]] = {way: [] for way in others}
-    before, rates = rate(ways[first], new), list[float]()
+    before, rates = ways[first](new), list[float]()
     for i in range(rounds):
         taking_part = [way for way in others if way != "command" or i % SELDOM == 0]
-        found = {way: rate(ways[way], new) for way in taking_part[:: -1 if i % 2 else 1]}
-        after = rate(ways[first], new)
+        found = {way: ways[way](new) for way in taking_part[:: -1 if i % 2 else 1]}
+        after = ways[first](new)
         for way, each in found.items():
             shares[way].append(each / mean((before, after)))
         rates.append(after)
@@ -346,7 +358,7 @@ def main() -> None:
         prompt = TEXT if asked.model else PROMPT
         several = places(given, folder)
         several = several[-1:] if asked.smoke else several
-        rates = measured(several, prompt, new, repeats)
+        rates = measured(several, given, prompt, new, repeats)
         first, later = first_answer(several[0], prompt, 1 if asked.smoke else 3)
     rows = [_row(place, rates[place.name]) for place in several]
     columns = ["place", "precision", "in memory, tokens/s", *(f"{way}, share" for way in WAYS[1:])]
