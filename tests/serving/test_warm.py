@@ -21,7 +21,8 @@ from qkv.generation.queue import prefixes, requests
 from qkv.models.fast import native_step
 from qkv.ops.selection import timing
 from qkv.runs.run import Run
-from qkv.serving.engine import model
+from qkv.serving.engine import model, worker
+from qkv.serving.engine import service as serving_service
 from qkv.serving.engine.model import ServedModel
 from qkv.serving.engine.service import Service
 from qkv.serving.http import listen
@@ -62,6 +63,17 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def asked(server: Running, **change: Any) -> None:
     answer = httpx.post(f"{server.url}/v1/chat/completions", json={**CHAT, **change}, timeout=60)
     assert answer.status_code == 200, answer.text
+
+
+def test_threads_without_work_release_their_teams(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that has loaded the models, and a worker when it has nothing to do."""
+    released = list[str]()
+    for module in (serving_service, worker):
+        monkeypatch.setattr(module, "release_team", lambda: released.append(threading.current_thread().name))
+    served = ServedModel("rope", runs["rope"], Limits())
+    assert len(list(Service({"rope": served}, Limits()).warm())) == 1
+    served.worker.stop()
+    assert Counter(released) == {threading.current_thread().name: 1, "model rope": 1}
 
 
 def test_the_first_request_prepares_nothing(tmp_path: Path, counted: Counter[str]) -> None:

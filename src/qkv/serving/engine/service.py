@@ -11,6 +11,7 @@ from qkv.serving.engine.model import ServedModel
 from qkv.serving.errors import ApiError
 from qkv.serving.limits import Limits
 from qkv.system.errors import nearest
+from qkv.system.openmp import release_team
 
 
 class Service:
@@ -24,6 +25,7 @@ class Service:
 
     def warm(self) -> Iterator[tuple[str, float]]:
         """Warm up each model; yield its name and the seconds that this took."""
+        release_team()  # this thread has loaded the models, and computes no more
         for name, model in self.models.items():
             began = time.monotonic()
             model.worker.warm()
