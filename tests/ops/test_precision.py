@@ -89,3 +89,17 @@ class Watch(TorchDispatchMode):
         if "mm" in func.__name__ or "linear" in func.__name__:
             self.dtypes.add(out.dtype)
         return out
+
+
+def test_changed_weights_are_read_inside_of_another_autocast_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps the bf16 copies of weights until the outermost context ends, here that of a notebook."""
+    inject(monkeypatch, lambda name: 0.5 if name == "bf16" else 1.0)
+    x, weight, sums = torch.ones(2, 4), torch.ones(3, 4, requires_grad=True), list[float]()
+    with torch.autocast("cpu", enabled=False):
+        for _ in range(2):
+            with autocast("bf16", CPU):
+                y = torch.nn.functional.linear(x, weight)
+            sums.append(float(y.detach().sum()))
+            with torch.no_grad():
+                weight.add_(1)
+    assert sums == [24.0, 48.0]

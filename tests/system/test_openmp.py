@@ -36,6 +36,9 @@ def test_a_released_team_has_no_threads_and_starts_again() -> None:
     assert counts[2] == counts[0]
 
 
-def test_nothing_happens_without_libgomp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openmp, "_pause", lambda: None)
+@pytest.mark.parametrize("present", [True, False])
+def test_settings_stay_and_other_libraries_are_left_alone(present: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[int]()
+    monkeypatch.setattr(openmp, "_pause", lambda: calls.append if present else None)
     openmp.release_team()
+    assert calls == [1] * present

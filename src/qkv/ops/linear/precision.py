@@ -7,6 +7,7 @@ same way.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -22,9 +23,21 @@ _ACCELERATOR = (4096, 1024, 4096)
 _CLEAR = 3.0
 
 
+class _Autocast(torch.autocast):
+    """Autocast context whose converted weights are discarded at its end.
+
+    torch keeps them until the outermost autocast context ends. If a notebook has opened one, all steps of a training
+    would read the weights of the first.
+    """
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.clear_autocast_cache()
+
+
 def autocast(lowest: str, device: torch.device) -> torch.autocast:
     """Return an autocast context for matrix products in the precision ``runs_in(asked, device)``; weights stay fp32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=runs_in(lowest, device) == "bf16")
+    return _Autocast(device.type, dtype=torch.bfloat16, enabled=runs_in(lowest, device) == "bf16")
 
 
 def runs_in(lowest: str, device: torch.device) -> str:
