@@ -40,6 +40,10 @@ class RandomRows(NamedTuple):
     seed: int = 0
 
 
+RANDOM_ROWS = RandomRows()
+"""Default sizes of random inputs."""
+
+
 class Fixtures(NamedTuple):
     """Written file, with the number and the bytes of its tensors."""
 
@@ -54,7 +58,7 @@ def write_fixtures(
     file: str | Path,
     texts: Sequence[str] = (),
     points: Sequence[str] = ("*",),
-    random: RandomRows = RandomRows(),
+    random: RandomRows = RANDOM_ROWS,
     new: int = 8,
     dtype: str = "fp32",
 ) -> Fixtures:

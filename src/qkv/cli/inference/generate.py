@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
@@ -52,6 +53,9 @@ _Ids = Annotated[
 _Special = Annotated[
     bool, typer.Option("--special", help="Parse special tokens in the prompt; default: as plain text.")
 ]
+
+_PAUSE = 0.04
+"""Minimum seconds between two pieces of text on the screen: whatever shows them takes time from the model."""
 
 
 class _Choices(NamedTuple):
@@ -252,9 +256,12 @@ def _print_one(found: Generator, prompt: str, generation: Generation, stream: bo
         first = next(pieces, "")  # raise for a refused prompt before anything is printed
         for piece in (prompt, first, *([] if stream else ["".join(pieces)])):
             typer.echo(piece, nl=False)
+        shown = 0.0
         for piece in pieces:
             sys.stdout.write(piece)
-            sys.stdout.flush()
+            if time.monotonic() - shown >= _PAUSE:
+                sys.stdout.flush()
+                shown = time.monotonic()
     typer.echo()
 
 
