@@ -99,8 +99,8 @@ def train(
         chosen, data = split_settings(task, data)
         overrides, task, data = [*chosen, *overrides], task_named(task), data_fields(task, data)
     with one_reading(), training_files(recipe, task, place_of(out, quick), data) as (source, place, fields):
-        found, folder = find_recipe(source, overrides, quick, place, resume, task, start, adapt, **fields)
-        return run_training(found, folder)
+        run_recipe, folder = find_recipe(source, overrides, quick, place, resume, task, start, adapt, **fields)
+        return run_training(run_recipe, folder)
 
 
 def _train_in(recipe: Recipe, folder: Path, resume: bool, on_event: OnEvent | None, began: float) -> Run:
@@ -223,7 +223,7 @@ def compare(
     if entries is None:
         if isinstance(recipe, Recipe):
             raise UserError("a recipe is given without entries; give entries, a mapping from names to overrides")
-        found, name = read_comparison(recipe, settings.items()), Path(recipe).stem
+        comparison, name = read_comparison(recipe, settings.items()), Path(recipe).stem
     else:
         if isinstance(recipe, Recipe):
             name = recipe.name or "unnamed"
@@ -232,9 +232,9 @@ def compare(
         else:
             name = f"{Path(recipe).stem}"
         changes = {key: tuple(value) for key, value in entries.items()}
-        found = Comparison.parse({"recipe": name if base else str(recipe), "entries": changes, **settings})
+        comparison = Comparison.parse({"recipe": name if base else str(recipe), "entries": changes, **settings})
     folder = folder_of(name if name.startswith("compare") else f"compare-{name}", False) if out is None else out
-    return compare_models(found, folder, executor_of(jobs, ray, threads), base)
+    return compare_models(comparison, folder, executor_of(jobs, ray, threads), base)
 
 
 @with_usual_settings
@@ -320,16 +320,16 @@ def generate(
     from qkv.runs.inference.generator import generator_of
 
     special_text = special and ids is None
-    found = generator_of(load(run) if isinstance(run, (str, Path)) else run, tokenizer, special_text)
+    generator = generator_of(load(run) if isinstance(run, (str, Path)) else run, tokenizer, special_text)
     if ids is None:
-        constraint = constraint_of(found.tokenizer, regex, json_schema, open_objects)
-        generation = found.settings(options, stops=constraint is None)
-        return generate_text(found.model, found.tokenizer, prompt, generation, None, speculation, constraint)
+        constraint = constraint_of(generator.tokenizer, regex, json_schema, open_objects)
+        generation = generator.settings(options, stops=constraint is None)
+        return generate_text(generator.model, generator.tokenizer, prompt, generation, None, speculation, constraint)
     if regex is not None or json_schema is not None:
         raise UserError("'regex' and 'json_schema' apply to text, but 'ids' are given; leave one of them out")
     if prompt or special:
         raise UserError("'prompt' and 'special' apply to text, but 'ids' are given; leave one of them out")
-    return write_ids(found.model, ids, found.settings(options, stops=False), speculation, found.drawn)
+    return write_ids(generator.model, ids, generator.settings(options, stops=False), speculation, generator.drawn)
 
 
 @with_usual_settings
@@ -372,8 +372,8 @@ def evaluate(
     recipe = measured(loaded.recipe, overrides)
     if not is_given(data):
         source = None if data is None else str(data)
-        found = evaluate_run(replace(loaded, recipe=recipe), part, batches, source)
-        return Figures(found, source or part)
+        evaluation = evaluate_run(replace(loaded, recipe=recipe), part, batches, source)
+        return Figures(evaluation, source or part)
     recipe = recipe.changed(data=recipe.data.changed(bad_rows="refuse"))
     with temporary_file(data, recipe.reads == "text") as source:
         return Figures(evaluate_run(replace(loaded, recipe=recipe), part, batches, source), "data in memory")
@@ -470,22 +470,22 @@ def ask(
     from qkv.runs.inference.ask import answers, few_shot, options_of_rows
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
-    form, shown = Template(template or TEMPLATE), _labelled(examples)
-    rows = [{form.fields[0]: given} if isinstance(given, str) else given for given in inputs]
-    prompt = few_shot(loaded, shown, form, num_examples, seed)
-    found = answers(prompt, rows, options_of_rows(options, len(rows), shown), by, calibrate)
-    return [{"answer": answer.text, "probabilities": answer.probabilities} for answer in found]
+    form, demonstrations = Template(template or TEMPLATE), _labelled(examples)
+    rows = [{form.fields[0]: item} if isinstance(item, str) else item for item in inputs]
+    prompt = few_shot(loaded, demonstrations, form, num_examples, seed)
+    results = answers(prompt, rows, options_of_rows(options, len(rows), demonstrations), by, calibrate)
+    return [{"answer": answer.text, "probabilities": answer.probabilities} for answer in results]
 
 
 def _labelled(examples: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """Return the examples as a list. Raises ``UserError`` for an example without a label."""
     from qkv.generation.few_shot import LABEL
 
-    shown = list(examples)
-    unlabelled = next((i for i, row in enumerate(shown) if LABEL not in row), None)
+    rows = list(examples)
+    unlabelled = next((i for i, row in enumerate(rows) if LABEL not in row), None)
     if unlabelled is not None:
         raise UserError(f"example {unlabelled} has no {LABEL!r}; give each example a label")
-    return shown
+    return rows
 
 
 @with_usual_settings

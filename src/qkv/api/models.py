@@ -37,8 +37,8 @@ class ModelSettings(NamedTuple):
         """Estimate the cost. Omitted arguments are those of the training settings; precision: as it runs on this
         machine, if its speed was measured. Raises ``UserError``.
         """
-        machine, asked = stored_machine(), self.training.precision
-        used = precision or (machine.runs_in(asked) if machine else asked)
+        machine, lowest = stored_machine(), self.training.precision
+        used = precision or (machine.runs_in(lowest) if machine else lowest)
         rows = self.training.batch_size if batch_size is None else batch_size
         return cost_of(self.model, rows, length, used, self.training, source_length=source_length)
 
