@@ -129,8 +129,8 @@ def _note(
     line: str | None = None,
 ) -> None:
     """Replace ``warnings.showwarning``: print warnings of the package as one line, others as Python does."""
-    own = Path(filename).is_relative_to(_PACKAGE)
-    text = f"note: {message}\n" if own else warnings.formatwarning(message, category, filename, lineno, line)
+    ours = Path(filename).is_relative_to(_PACKAGE)
+    text = f"note: {message}\n" if ours else warnings.formatwarning(message, category, filename, lineno, line)
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(text)
 
@@ -160,8 +160,8 @@ def _unexpected(error: Exception) -> int:
     if line := imported_line(error):
         return _say(f"{line}: {text}; set QKV_DEBUG=1 for the traceback", 2)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
-    where = f"{Path((own or frames)[-1].filename).name}:{(own or frames)[-1].lineno}"
+    our_frames = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE)]
+    where = f"{Path((our_frames or frames)[-1].filename).name}:{(our_frames or frames)[-1].lineno}"
     return _say(f"this is a bug in qkv, not in your input: {text} ({where}); set QKV_DEBUG=1 for the traceback", 1)
 
 
@@ -197,8 +197,8 @@ def _usage(error: Any, complaint: str) -> str:
             return f"there is no option {option!r}; overrides are written without dashes, such as training.steps=500"
         parameters: list[Any] = context.command.params if context else []
         names: list[str] = [name for parameter in parameters for name in parameter.opts]
-        known = ["--help", *(name for name in names if name.startswith("--"))]
-        return f"there is no option {option!r}; {nearest(option, known)}"
+        options = ["--help", *(name for name in names if name.startswith("--"))]
+        return f"there is no option {option!r}; {nearest(option, options)}"
     complaint = complaint[0].lower() + complaint[1:].rstrip(".")
     return f"{complaint}; see '{command} --help'"
 
@@ -224,10 +224,10 @@ def _imports_first(args: list[str]) -> list[str]:
     """Move each ``--import NAME`` or ``--import=NAME`` before the command. Raises ``UserError`` if it has no name."""
     end = args.index("--") if "--" in args else len(args)
     first, rest = list[str](), list[str]()
-    found = iter(args[:end])
-    for word in found:
+    words = iter(args[:end])
+    for word in words:
         if word == _IMPORT:
-            name = next(found, "")
+            name = next(words, "")
             if not name or name.startswith("--"):
                 raise UserError(f"{_IMPORT} needs a file or a dotted module, such as {_IMPORT} my_mixer.py")
             first += [word, name]
@@ -272,8 +272,8 @@ def _app() -> typer.Typer:
     return app
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(value: bool) -> None:
+    if value:
         from importlib import metadata
 
         typer.echo(f"qkv {metadata.version('qkv')}")

@@ -100,8 +100,8 @@ def generate_command(
     with GENERATION.errors():
         Generation(max_new_tokens=LARGEST).requested(**options)  # before the slow import of torch
     _check_choices(choices, options, num_samples)
-    others = {"--image": images.image is not None, "--choose": bool(choices.choose), "--ids": ids is not None}
-    settings = decoding_settings(speculation, constraint, copy, others)
+    flags = {"--image": images.image is not None, "--choose": bool(choices.choose), "--ids": ids is not None}
+    settings = decoding_settings(speculation, constraint, copy, flags)
     if images.image is not None or images.label is not None:
         texts = {"a prompt": prompt, "--ids": ids, "--choose": choices.choose, "--special": special}
         _write_images(run, images, options, num_samples, texts)
@@ -112,12 +112,12 @@ def generate_command(
         _print_choice(_generator(load_run(run, copy), special), _prompt(prompt), choices)
     else:
         loaded = load_run(run, copy)
-        found = _generator(loaded, special)
-        generation = _settings(found, options, settings, num_samples)
+        generator = _generator(loaded, special)
+        generation = _settings(generator, options, settings, num_samples)
         text = _prompt(prompt)
-        _note_the_context(found, text, generation)
-        with decoding(settings, loaded, found.tokenizer) as how:
-            _print(found, text, generation, num_samples, stream, how)
+        _note_the_context(generator, text, generation)
+        with decoding(settings, loaded, generator.tokenizer) as how:
+            _print(generator, text, generation, num_samples, stream, how)
 
 
 def _generator(run: Run, special: bool) -> Generator:
@@ -126,10 +126,12 @@ def _generator(run: Run, special: bool) -> Generator:
     return generator_of(run, special=special)
 
 
-def _settings(found: Generator, options: dict[str, Any], settings: DecodingSettings, num_samples: int) -> Generation:
+def _settings(
+    generator: Generator, options: dict[str, Any], settings: DecodingSettings, num_samples: int
+) -> Generation:
     """Return the settings of a text. Raises ``UserError`` for options that do not go together."""
     with GENERATION.errors():
-        generation = found.settings(options, stops=settings.constraint is None)
+        generation = generator.settings(options, stops=settings.constraint is None)
     _check_beams(generation, options, num_samples)
     return generation
 
@@ -214,12 +216,12 @@ def _prompt(prompt: str) -> str:
     return prompt if prompt != "-" else text_of_input("the prompt on standard input").removesuffix("\n")
 
 
-def _note_the_context(found: Generator, prompt: str, generation: Generation) -> None:
+def _note_the_context(generator: Generator, prompt: str, generation: Generation) -> None:
     """Print a note if the prompt exceeds the context length, or if prompt and new tokens exceed the training length."""
     from qkv.generation.context import first_seen, learned_reach
     from qkv.generation.text import prompt_ids
 
-    ids, limit = prompt_ids(found.tokenizer, prompt), found.model.frontend.limit
+    ids, limit = prompt_ids(generator.tokenizer, prompt), generator.model.frontend.limit
     forgotten = first_seen(len(ids), limit)
     if forgotten and generation.overflow == "slide" and generation.max_new_tokens:
         typer.echo(
@@ -227,7 +229,7 @@ def _note_the_context(found: Generator, prompt: str, generation: Generation) -> 
             f"the first {forgotten} are ignored",
             err=True,
         )
-    last, reach = len(ids) + generation.max_new_tokens, None if limit else learned_reach(found.model.spec)
+    last, reach = len(ids) + generation.max_new_tokens, None if limit else learned_reach(generator.model.spec)
     if reach is not None and last - 1 > reach and generation.max_new_tokens:  # the last token is never an input
         typer.echo(
             f"note: prompt and new tokens may reach {last} tokens, but the model was trained on {reach}; "
@@ -237,21 +239,21 @@ def _note_the_context(found: Generator, prompt: str, generation: Generation) -> 
 
 
 def _print(
-    found: Generator, prompt: str, generation: Generation, count: int, stream: bool, how: dict[str, Any]
+    generator: Generator, prompt: str, generation: Generation, count: int, stream: bool, how: dict[str, Any]
 ) -> None:
     if generation.num_return > 1 and not how:
-        _print_best(found, prompt, generation)
+        _print_best(generator, prompt, generation)
     elif count > 1:
-        _print_several(found, prompt, generation, count, how)
+        _print_several(generator, prompt, generation, count, how)
     else:
-        _print_one(found, prompt, generation, stream, how)
+        _print_one(generator, prompt, generation, stream, how)
 
 
-def _print_one(found: Generator, prompt: str, generation: Generation, stream: bool, how: dict[str, Any]) -> None:
+def _print_one(generator: Generator, prompt: str, generation: Generation, stream: bool, how: dict[str, Any]) -> None:
     from qkv.generation.text import stream_text
     from qkv.models.fast.frozen_weights import unchanged
 
-    pieces = stream_text(found.model, found.tokenizer, prompt, generation, **how)
+    pieces = stream_text(generator.model, generator.tokenizer, prompt, generation, **how)
     with unchanged():
         first = next(pieces, "")  # raise for a refused prompt before anything is printed
         for piece in (prompt, first, *([] if stream else ["".join(pieces)])):
@@ -265,32 +267,32 @@ def _print_one(found: Generator, prompt: str, generation: Generation, stream: bo
     typer.echo()
 
 
-def _print_several(found: Generator, prompt: str, generation: Generation, count: int, how: dict[str, Any]) -> None:
+def _print_several(generator: Generator, prompt: str, generation: Generation, count: int, how: dict[str, Any]) -> None:
     from qkv.generation.text import generate_texts
 
-    texts = generate_texts(found.model, found.tokenizer, [prompt] * count, generation, **how)
+    texts = generate_texts(generator.model, generator.tokenizer, [prompt] * count, generation, **how)
     for i, text in enumerate(texts, 1):
         typer.echo(f"--- {i} of {count}")
         typer.echo(prompt + text)
 
 
-def _print_best(found: Generator, prompt: str, generation: Generation) -> None:
+def _print_best(generator: Generator, prompt: str, generation: Generation) -> None:
     from qkv.generation.text import best_texts
 
-    (texts,) = best_texts(found.model, found.tokenizer, [prompt], generation)
+    (texts,) = best_texts(generator.model, generator.tokenizer, [prompt], generation)
     for i, best in enumerate(texts, 1):
         typer.echo(f"--- {i} of {len(texts)}, score {best.score:.4f}, log probability {best.log_probability:.4f}")
         typer.echo(prompt + best.text)
 
 
-def _print_choice(found: Generator, prompt: str, choices: _Choices) -> None:
+def _print_choice(generator: Generator, prompt: str, choices: _Choices) -> None:
     from qkv.generation.decode.score import score_texts
     from qkv.report.table import print_table
 
     by = choices.choose_by or "sum"
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        scores = score_texts(found.model, found.tokenizer, prompt, choices.choose or [], by)  # type: ignore[arg-type]
+        scores = score_texts(generator.model, generator.tokenizer, prompt, choices.choose or [], by)  # type: ignore[arg-type]
     for note in notes:
         typer.echo(f"note: {note.message}", err=True)
     rows = [

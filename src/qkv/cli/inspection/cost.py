@@ -78,9 +78,9 @@ def cost_command(
     if growth:
         _grow([spec, *(text for text in overrides or [] if "=" not in text)], overrides or [], longest, as_json)
         return
-    found = find_model(spec, overrides or [])
+    model = find_model(spec, overrides or [])
     machine = _probed() if probe else stored_machine()
-    counted = found.cost(batch_size, length, precision, source_length)
+    counted = model.cost(batch_size, length, precision, source_length)
     checked = _checked(counted, machine) if check else []
     if as_json:
         typer.echo(json.dumps({"spec": spec, **_plain(counted, machine, checked)}))

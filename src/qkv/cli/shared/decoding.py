@@ -131,7 +131,7 @@ def decoding_settings(
     ``others``: whether each option that excludes constraints is given, by name; all but ``--ids`` exclude speculation
     too. Raises ``UserError``.
     """
-    names = [name for name, given in others.items() if given]
+    names = [name for name, present in others.items() if present]
     constrained = constraint.settings(names)
     return DecodingSettings(speculation.settings(copy, [name for name in names if name != "--ids"]), constrained)
 

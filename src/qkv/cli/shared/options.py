@@ -103,8 +103,8 @@ class SpecOptions:
 class _TupleGroup:
     """OptionGroup of the fields of a named tuple, whose annotations are those of options."""
 
-    def __init__(self, made: type[Any]):
-        self._class = made
+    def __init__(self, kind: type[Any]):
+        self._class = kind
 
     def options(self) -> dict[str, tuple[Any, Any]]:
         hints = get_type_hints(self._class, include_extras=True)
@@ -126,8 +126,8 @@ def with_options(command: Callable[..., None], more: Mapping[str, Any]) -> Calla
     ``more``: annotation of each option by name, with the default None; the command's own options take precedence over
     those of the same name.
     """
-    known = inspect.signature(command, eval_str=True).parameters.values()
-    groups = {each.name: group for each in known if (group := _group(each.annotation)) is not None}
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    groups = {each.name: group for each in parameters if (group := _group(each.annotation)) is not None}
     fields = {name: list(group.options()) for name, group in groups.items()}
 
     @wraps(command)
@@ -135,9 +135,9 @@ def with_options(command: Callable[..., None], more: Mapping[str, Any]) -> Calla
         parts = {name: {field: values.pop(field) for field in fields[name]} for name in groups}
         command(**values, **{name: groups[name].collect(part) for name, part in parts.items()})
 
-    options = [option for each in known for option in _options(each, groups)]
-    own = {each.name for each in options}
-    options += [_option(name, annotation, None) for name, annotation in more.items() if name not in own]
+    options = [option for each in parameters for option in _options(each, groups)]
+    names = {each.name for each in options}
+    options += [_option(name, annotation, None) for name, annotation in more.items() if name not in names]
     called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     called.__annotations__ = {each.name: each.annotation for each in options}
     del called.__wrapped__  # type: ignore[attr-defined]
