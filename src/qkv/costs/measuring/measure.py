@@ -131,8 +131,8 @@ def count_flops(cost: Cost) -> tuple[int, int]:
 def peak_bytes(update: Update, batch: Batch) -> int:
     """Measure the peak bytes of live tensors during a training step, including weights and optimiser state."""
     model = update.model
-    given = [batch.targets, *(signal.values for signal in batch.signals.values())]
-    with LiveBytes([*model.parameters(), *model.buffers(), *update.optimizer.state_dict().values(), *given]) as memory:
+    inputs = [batch.targets, *(signal.values for signal in batch.signals.values())]
+    with LiveBytes([*model.parameters(), *model.buffers(), *update.optimizer.state_dict().values(), *inputs]) as memory:
         update(batch)
     return memory.peak
 
@@ -173,12 +173,12 @@ def _step_seconds(model: Transformer, batch: Batch) -> float:
     """Measure the median seconds to decode one token per row, over the last positions of the batch."""
     ids, state = batch.input.values, _started(model, batch)
     first = max(ids.shape[1] - _DECODED, 0)
-    taken = []
+    times = []
     for start, stop in [(0, first), *((i, i + 1) for i in range(first, ids.shape[1]))]:
         began = time.perf_counter()
         _, state = model(ids[:, start:stop], state)
-        taken.append(time.perf_counter() - began)
-    return _median(taken[1:])
+        times.append(time.perf_counter() - began)
+    return _median(times[1:])
 
 
 def seconds(work: Callable[[], object], budget: float = 2.0, most: int = 20) -> float:
@@ -186,13 +186,13 @@ def seconds(work: Callable[[], object], budget: float = 2.0, most: int = 20) -> 
     seconds.
     """
     work()
-    taken: list[float] = []
+    times: list[float] = []
     began = time.perf_counter()
-    while len(taken) < 3 or (len(taken) < most and time.perf_counter() - began < budget):
+    while len(times) < 3 or (len(times) < most and time.perf_counter() - began < budget):
         start = time.perf_counter()
         work()
-        taken.append(time.perf_counter() - start)
-    return _median(taken)
+        times.append(time.perf_counter() - start)
+    return _median(times)
 
 
 def _median(values: list[float]) -> float:
