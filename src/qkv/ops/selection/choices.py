@@ -182,10 +182,10 @@ def _measured(op: str, case: str, decide: Callable[[], Choice], among: Collectio
     # This may run inside activation checkpointing, whose hooks would save the trial's tensors as the model's, or inside
     # inference mode, which forbids the trial's backward pass.
     with torch.inference_mode(False), saved_tensors_hooks(_as_it_is, _as_it_is):
-        found = decide()
-    if found.gain is not None:
-        remember(op, case, {"twin": found.twin, "reason": found.reason, "gain": found.gain})
-    return found
+        choice = decide()
+    if choice.gain is not None:
+        remember(op, case, {"twin": choice.twin, "reason": choice.reason, "gain": choice.gain})
+    return choice
 
 
 def fastest(op: str, case: str, plain: str, runs: Mapping[str, Callable[[], object]], what: str) -> Choice:
@@ -194,14 +194,14 @@ def fastest(op: str, case: str, plain: str, runs: Mapping[str, Callable[[], obje
     ``what``: description of the timed work, for the reason. A candidate that raises RuntimeError is unavailable; if all
     candidates fail, RuntimeError is raised with the error of ``plain``.
     """
-    found = timing.race(runs)
-    if not found.seconds:
-        raise RuntimeError(found.failed[plain])
-    best = min(found.seconds, key=lambda name: found.seconds[name])
-    reason = told(what, found)
-    if plain in found.failed:
+    race = timing.race(runs)
+    if not race.seconds:
+        raise RuntimeError(race.failed[plain])
+    best = min(race.seconds, key=lambda name: race.seconds[name])
+    reason = told(what, race)
+    if plain in race.failed:
         return Choice(op, case, best, reason)
-    gain = found.seconds[plain] / found.seconds[best]
+    gain = race.seconds[plain] / race.seconds[best]
     if 1 < gain < CLEAR:
         gain = _confirmed(timing.duel(runs[plain], runs[best]))
     return Choice(op, case, best, reason, gain) if gain > 1 else Choice(op, case, plain, reason, 1.0)
@@ -213,11 +213,11 @@ def _confirmed(ratios: list[float]) -> float:
     return middle if middle > SMALLEST and sum(ratio > 1 for ratio in ratios) >= WON * len(ratios) else 1.0
 
 
-def told(what: str, found: timing.Race) -> str:
+def told(what: str, race: timing.Race) -> str:
     """Format the times of all candidates, fastest first, and the errors of those that cannot run."""
-    times = ", ".join(f"{name} {s * 1e3:.3g}" for name, s in sorted(found.seconds.items(), key=lambda item: item[1]))
+    times = ", ".join(f"{name} {s * 1e3:.3g}" for name, s in sorted(race.seconds.items(), key=lambda item: item[1]))
     return "; ".join(
-        [f"{what}, ms: {times}", *(f"{name} does not run here ({reason})" for name, reason in found.failed.items())]
+        [f"{what}, ms: {times}", *(f"{name} does not run here ({reason})" for name, reason in race.failed.items())]
     )
 
 
