@@ -43,8 +43,8 @@ def generator_of(source: Any, tokenizer: Any = None, special: bool = False) -> G
     tokenizer: replaces the tokenizer of the run, if given. special: parse special tokens in prompts. Raises
     ``UserError``.
     """
-    found = _generator_of(source, tokenizer)
-    return found._replace(tokenizer=found.tokenizer.reading_special) if special else found
+    generator = _generator_of(source, tokenizer)
+    return generator._replace(tokenizer=generator.tokenizer.reading_special) if special else generator
 
 
 def _generator_of(source: Any, tokenizer: Any) -> Generator:
