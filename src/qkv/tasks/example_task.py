@@ -59,20 +59,22 @@ class ExampleTask(Task):
         self, recipe: Recipe, records: Records, vocabulary: Vocabulary, reader: Reader, notes: Sequence[str] = ()
     ) -> ExampleDataset:
         """Encode ``records`` to a data set, without the rows whose values cannot be encoded."""
-        splits, examples, found = dict[str, Rows](), dict[str, list[Example]](), [*records.notes, *notes]
+        splits, examples, sentences = dict[str, Rows](), dict[str, list[Example]](), [*records.notes, *notes]
         for split, rows in records.splits.items():
             splits[split], examples[split], bad = self.usable(rows, vocabulary, reader)
-            found += _unusable(bad, len(rows), f"the {split} split of {records.name}", recipe.data.bad_rows == "refuse")
-        found += reader.notes(sum(map(len, splits.values())))
+            sentences += _unusable(
+                bad, len(rows), f"the {split} split of {records.name}", recipe.data.bad_rows == "refuse"
+            )
+        sentences += reader.notes(sum(map(len, splits.values())))
         collate = self.collator(recipe, vocabulary)
         records, change = replace(records, splits=splits), self.change(recipe, vocabulary)
-        return ExampleDataset(recipe, records, vocabulary, examples, collate, tuple(found), change)
+        return ExampleDataset(recipe, records, vocabulary, examples, collate, tuple(sentences), change)
 
     def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
         records = open_rows(recipe.data, self.roles, source, OTHER)
         rows, unknown = self._known(records, vocabulary)
-        known = shared(rows, source, own.records[TRAIN], self.roles) if isinstance(own, ExampleDataset) else ""
-        notes = (*unknown, *([known] if known else []))
+        note = shared(rows, source, own.records[TRAIN], self.roles) if isinstance(own, ExampleDataset) else ""
+        notes = (*unknown, *([note] if note else []))
         records = replace(records, splits={OTHER: rows})
         dataset = self._dataset(recipe, records, vocabulary, self.reader(recipe, vocabulary), notes)
         if isinstance(own, ExampleDataset):
@@ -88,15 +90,15 @@ class ExampleTask(Task):
         names = list(dict.fromkeys(label for label in unknown if label is not None))
         if not names:
             return rows, []
-        kept = [row for row, label in zip(rows, unknown, strict=True) if label is None]
+        usable = [row for row, label in zip(rows, unknown, strict=True) if label is None]
         some = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
-        if not kept:
+        if not usable:
             raise UserError(
                 f"no label of {records.name} occurred in training: {some}; labels of the run: "
                 f"{', '.join(map(repr, vocabulary.labels[:5]))}"
             )
-        count = len(rows) - len(kept)
-        return kept, [
+        count = len(rows) - len(usable)
+        return usable, [
             f"{count:,} of {len(rows):,} rows of {records.name} have a label that did not occur in training ({some}); "
             "they are excluded from the metrics"
         ]
@@ -110,7 +112,7 @@ class ExampleTask(Task):
 
         Only the first row of the training split is encoded.
         """
-        rows = {split: _spread(found, share) for split, found in dataset.records.items()}
+        rows = {split: _spread(rows_of_split, share) for split, rows_of_split in dataset.records.items()}
         recipe, vocabulary = dataset.recipe, dataset.vocabulary
         reader = self.reader(recipe, vocabulary)
         examples = {
@@ -172,14 +174,14 @@ class ExampleTask(Task):
 
 def encode_rows(rows: Rows, encode: Callable[[Mapping[str, Any]], Example]) -> tuple[Rows, list[Example], list[str]]:
     """Encode rows one by one; return (rows that can be encoded, their examples, a sentence about each other row)."""
-    kept, examples, bad = list[dict[str, Any]](), list[Example](), list[str]()
+    usable, examples, bad = list[dict[str, Any]](), list[Example](), list[str]()
     for row in rows:
         try:
             examples.append(encode(row))
-            kept.append(row)
+            usable.append(row)
         except Unusable as error:
             bad.append(str(error))
-    return kept, examples, bad
+    return usable, examples, bad
 
 
 def _unusable(bad: Sequence[str], count: int, name: str, refuse: bool) -> list[str]:
@@ -226,8 +228,8 @@ class Truncation:
     def together(self, first: Sequence[int], second: Sequence[int], role: str) -> tuple[Sequence[int], Sequence[int]]:
         """Truncate two texts to the limit of ``role`` for both together, see ``qkv.tokenizers.framing.shortened``."""
         self._count(len(first) + len(second), role)
-        kept = shortened((len(first), len(second)), self.limits[role])
-        return first[: kept[0]], second[: kept[1]]
+        lengths = shortened((len(first), len(second)), self.limits[role])
+        return first[: lengths[0]], second[: lengths[1]]
 
     def framed(self, found: Framed) -> Framed:
         """Return a copy of ``found`` with only the token types that the model reads."""
@@ -287,8 +289,8 @@ def column(records: Records, role: str) -> list[Any]:
 
 def fit_processors(data: Data, records: Records) -> dict[str, Processor]:
     """Fit the processor of each input that is not text to its training values. Raises ``UserError``."""
-    made = {name: build_processor(each) for name, each in data.processors.items()}
-    return {name: each.fitted(column(records, each.role_of(name).name)) for name, each in made.items()}
+    processors = {name: build_processor(each) for name, each in data.processors.items()}
+    return {name: each.fitted(column(records, each.role_of(name).name)) for name, each in processors.items()}
 
 
 def types_or_none(rows: Sequence[np.ndarray]) -> Tensor | None:

@@ -87,10 +87,10 @@ def ngram_accuracy(
     if too_large(texts, len(set(labels))) or len(set(labels)) < 2:
         return None
     try:
-        found = predicted_labels(texts, labels, unseen)
+        predictions = predicted_labels(texts, labels, unseen)
     except (UserError, ValueError):  # no text has an n-gram
         return None
-    return 100 * sum(a == b for a, b in zip(found, truth, strict=True)) / max(1, len(truth))
+    return 100 * sum(a == b for a, b in zip(predictions, truth, strict=True)) / max(1, len(truth))
 
 
 def ngram_rmse(
@@ -103,7 +103,7 @@ def ngram_rmse(
     if too_large(texts) or not texts:
         return None
     try:
-        found = predicted_values(texts, values, unseen)
+        predictions = predicted_values(texts, values, unseen)
     except (UserError, ValueError):
         return None
-    return float(np.sqrt(np.mean((found - np.array(truth, np.float64)) ** 2)))
+    return float(np.sqrt(np.mean((predictions - np.array(truth, np.float64)) ** 2)))

@@ -83,14 +83,14 @@ def by_scales(solver: Solver, x: Any, targets: np.ndarray, unseen: Any, truth: n
     most = _SUBSAMPLE if x.shape[1] * groups.shape[1] < _LARGE else _ROWS
     rows = np.linspace(0, x.shape[0] - 1, min(x.shape[0], most)).astype(np.int64)
     plain, middle = (PLAIN, POWERS[0]), POWERS[len(POWERS) // 2]
-    found: dict[tuple[float, float], Fitted] = {}
+    fits: dict[tuple[float, float], Fitted] = {}
     scores: dict[tuple[float, float], tuple[float, float]] = {}
 
     def try_out(power: float, penalties: Sequence[float]) -> None:
         design = _Design(x[rows], groups[rows], power)
         for penalty in penalties:
-            found[penalty, power] = design.fit(solver.fit, targets[rows], penalty, _ITERATIONS)
-            scores[penalty, power] = solver.judged(found[penalty, power](unseen), truth)
+            fits[penalty, power] = design.fit(solver.fit, targets[rows], penalty, _ITERATIONS)
+            scores[penalty, power] = solver.judged(fits[penalty, power](unseen), truth)
 
     try_out(middle, PENALTIES)
     penalty, _ = min(scores, key=lambda each: scores[each][0])
@@ -101,7 +101,7 @@ def by_scales(solver: Solver, x: Any, targets: np.ndarray, unseen: Any, truth: n
     def again(x: Any, targets: np.ndarray) -> Fitted:
         return _Design(x, solver.groups(targets), best[1]).fit(solver.fit, targets, best[0], _ITERATIONS)
 
-    return (found[best] if len(rows) == x.shape[0] else again(x, targets))._replace(again=again)
+    return (fits[best] if len(rows) == x.shape[0] else again(x, targets))._replace(again=again)
 
 
 def by_penalty(solver: Solver, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray) -> Fitted:
@@ -112,15 +112,15 @@ def by_penalty(solver: Solver, x: Any, targets: np.ndarray, unseen: Any, truth: 
     """
     rows = np.linspace(0, len(x) - 1, min(len(x), max(1, _DENSE // x.shape[1]))).astype(np.int64)
     design = _Design(x[rows], targets[rows, None], 0.0)
-    found = {penalty: design.fit(solver.fit, targets[rows], penalty, 10 * _ITERATIONS) for penalty in STANDARDISED}
-    scores = {penalty: solver.judged(each(unseen), truth) for penalty, each in found.items()}
-    kept = [penalty for penalty in STANDARDISED if scores[penalty][1] <= scores[PLAIN][1]]
-    best = min(kept, key=lambda penalty: scores[penalty][0])
+    fits = {penalty: design.fit(solver.fit, targets[rows], penalty, 10 * _ITERATIONS) for penalty in STANDARDISED}
+    scores = {penalty: solver.judged(each(unseen), truth) for penalty, each in fits.items()}
+    candidates = [penalty for penalty in STANDARDISED if scores[penalty][1] <= scores[PLAIN][1]]
+    best = min(candidates, key=lambda penalty: scores[penalty][0])
 
     def again(x: Any, targets: np.ndarray) -> Fitted:
         return _Design(x, targets[:, None], 0.0).fit(solver.fit, targets, best, 10 * _ITERATIONS)
 
-    return (found[best] if len(rows) == len(x) else again(x, targets))._replace(again=again)
+    return (fits[best] if len(rows) == len(x) else again(x, targets))._replace(again=again)
 
 
 class Crossed:
@@ -140,10 +140,10 @@ class Crossed:
         penalty, block = self.chosen
 
         def again(x: Any, targets: np.ndarray) -> Fitted:
-            found = solver.fit(x[:, block], targets, penalty, _ITERATIONS)
-            weights = np.zeros((x.shape[1], found.weights.shape[1]))
-            weights[block] = found.weights
-            return Fitted(weights, found.intercept)
+            fit = solver.fit(x[:, block], targets, penalty, _ITERATIONS)
+            weights = np.zeros((x.shape[1], fit.weights.shape[1]))
+            weights[block] = fit.weights
+            return Fitted(weights, fit.intercept)
 
         return again(x, targets)._replace(again=again)
 
@@ -157,10 +157,10 @@ class Crossed:
         for number, block in enumerate(blocks):
             if block.start < block.stop:
                 for part in range(FOLDS):
-                    own, rest = x[fold == part][:, block], x[fold != part][:, block]
+                    validation, rest = x[fold == part][:, block], x[fold != part][:, block]
                     for penalty in NORMALISED:
-                        found = solver.fit(rest, targets[fold != part], penalty, _ITERATIONS)
-                        loss = solver.judged(found(own), targets[fold == part])[0] * (fold == part).sum()
+                        fit = solver.fit(rest, targets[fold != part], penalty, _ITERATIONS)
+                        loss = solver.judged(fit(validation), targets[fold == part])[0] * (fold == part).sum()
                         losses[penalty, number] = losses.get((penalty, number), 0.0) + loss
         penalty, number = min(losses, key=lambda each: losses[each])
         return penalty, blocks[number]
@@ -242,11 +242,14 @@ def _of_labels(classes: int, of_labels: np.ndarray) -> Fit:
 
     def fit(x: Any, labels: np.ndarray, penalty: float, iterations: int) -> Fitted:
         solver = _logistic(x, labels, penalty, iterations, of_labels[labels])
-        found, intercept = solver.coef_.T, solver.intercept_
+        coefficients, intercept = solver.coef_.T, solver.intercept_
         if len(solver.classes_) == 2:  # scikit-learn fits one logit, for the second class
-            found, intercept = np.concatenate((-found, found), 1) / 2, np.append(-intercept, intercept) / 2
+            coefficients, intercept = (
+                np.concatenate((-coefficients, coefficients), 1) / 2,
+                np.append(-intercept, intercept) / 2,
+            )
         whole = np.zeros((x.shape[1], classes)), np.full(classes, intercept.min() - 5.0)
-        whole[0][:, solver.classes_], whole[1][solver.classes_] = found, intercept
+        whole[0][:, solver.classes_], whole[1][solver.classes_] = coefficients, intercept
         return Fitted(*whole)
 
     return fit
@@ -305,14 +308,14 @@ class _Design:
     def fit(self, fit: Fit, targets: np.ndarray, penalty: float, iterations: int) -> Fitted:
         """Fit a linear model; the returned weights apply to the unscaled features."""
         if self.root is None:
-            found = fit(self.x, targets, penalty, iterations)
-            weights = found.weights
+            solution = fit(self.x, targets, penalty, iterations)
+            weights = solution.weights
         else:
             from scipy.linalg import solve_triangular
 
-            found = fit(self.root, targets, penalty, iterations)
-            weights = self.x.T @ solve_triangular(self.root, found.weights, lower=True, trans=1)
-        return Fitted(weights * self.sizes[:, None], found.intercept)
+            solution = fit(self.root, targets, penalty, iterations)
+            weights = self.x.T @ solve_triangular(self.root, solution.weights, lower=True, trans=1)
+        return Fitted(weights * self.sizes[:, None], solution.intercept)
 
 
 def _root(x: Any) -> np.ndarray:

@@ -62,19 +62,19 @@ class AutoencodingTask(ImageTask):
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         return self._loss(model, batch, self.reconstructed(model, batch, tap))
 
-    def _loss(self, model: Transformer, batch: Batch, found: Reconstruction) -> Tensor:
+    def _loss(self, model: Transformer, batch: Batch, reconstruction: Reconstruction) -> Tensor:
         head = model.head
         assert isinstance(head, CodebookDecoder)
         weight = head.part.commitment * batch.targets.numel()
-        return head.loss(found.pixels, batch.targets) + weight * found.commitment
+        return head.loss(reconstruction.pixels, batch.targets) + weight * reconstruction.commitment
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
-        found = self.reconstructed(model, batch)
-        errors = (at_least_single(found.pixels) - batch.targets) * batch.extras[DEVIATION][:, None, None]
+        reconstruction = self.reconstructed(model, batch)
+        errors = (at_least_single(reconstruction.pixels) - batch.targets) * batch.extras[DEVIATION][:, None, None]
         count = int(model.spec.head.codes)  # type: ignore[attr-defined]
-        uses = torch.bincount(found.codes.ids.flatten(), minlength=count).cpu().numpy()
+        uses = torch.bincount(reconstruction.codes.ids.flatten(), minlength=count).cpu().numpy()
         seen = Reconstructed(errors.square().sum(dtype=torch.float64).item(), batch.targets.numel(), uses)
-        return Observed(self._loss(model, batch, found), batch.num_targets, [seen])
+        return Observed(self._loss(model, batch, reconstruction), batch.num_targets, [seen])
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         outcomes: Sequence[Reconstructed] = seen.outcomes
@@ -90,10 +90,10 @@ class AutoencodingTask(ImageTask):
         originals = [example.fields for example in dataset.examples[split][:_SHOWN]]
         with torch.inference_mode(), evaluating(model):
             batch = self.batch(SignalReader(processor), originals).to(model.device)
-            found = self.reconstructed(model, batch).pixels
-        shown = [*processor.restored(batch.targets), *processor.restored(found)]
+            pixels = self.reconstructed(model, batch).pixels
+        pictures = [*processor.restored(batch.targets), *processor.restored(pixels)]
         caption = f"first {len(originals)} images of the {split} split, and below them their reconstructions"
-        return Evaluation(figures, [picture_section("Reconstructions", shown, len(originals), caption)])
+        return Evaluation(figures, [picture_section("Reconstructions", pictures, len(originals), caption)])
 
     def batch(self, reader: SignalReader, rows: Sequence[EncodedRow]) -> Batch:
         signal, _ = reader.signal(rows)
@@ -112,19 +112,19 @@ class AutoencodingTask(ImageTask):
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        reader, found = self.reader(recipe, vocabulary), list[dict[str, Any]]()
+        reader, answers = self.reader(recipe, vocabulary), list[dict[str, Any]]()
         for begin in range(0, len(rows), _AT_ONCE):
             some = [example.fields for example in self.examples(rows[begin : begin + _AT_ONCE], vocabulary, reader)]
             batch = self.batch(reader, some).to(model.device)
             with torch.inference_mode(), evaluating(model):
-                made = self.reconstructed(model, batch)
-            errors = (at_least_single(made.pixels) - batch.targets) * batch.extras[DEVIATION][:, None, None]
+                reconstruction = self.reconstructed(model, batch)
+            errors = (at_least_single(reconstruction.pixels) - batch.targets) * batch.extras[DEVIATION][:, None, None]
             means = errors.square().mean((1, 2, 3)).tolist()
-            found += [
+            answers += [
                 {"answer": f"mse {mse:.4g}", "mse": mse, "codes": codes}
-                for mse, codes in zip(means, made.codes.ids.tolist(), strict=True)
+                for mse, codes in zip(means, reconstruction.codes.ids.tolist(), strict=True)
             ]
-        return found
+        return answers
 
 
 def usage(uses: np.ndarray) -> dict[str, float]:
@@ -141,13 +141,13 @@ def decibels(mse: float) -> float:
 
 def mean_image_error(dataset: ExampleDataset, split: str) -> dict[str, float]:
     """Compute the MSE of predicting the mean training image, for pixels from 0 to 1; empty without training images."""
-    known = dataset.fitted_examples
-    if not known:
+    examples = dataset.fitted_examples
+    if not examples:
         return {}
-    total = np.zeros(known[0].fields.value.shape)
-    for example in known:
+    total = np.zeros(examples[0].fields.value.shape)
+    for example in examples:
         total += example.fields.value
-    mean, squared = total / len(known), 0.0
+    mean, squared = total / len(examples), 0.0
     for example in dataset.examples[split]:
         squared += float(np.square((example.fields.value - mean) / 255).mean())
     return {"mse_of_mean_image": squared / len(dataset.examples[split])}

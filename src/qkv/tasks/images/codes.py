@@ -79,9 +79,9 @@ class ImageTokensTask(GeneratedImagesTask):
 
 def codes_of(vocabulary: Vocabulary) -> ImageCodesProcessor:
     """Return the processor of a run on codes of images. Raises ``UserError`` if the run has none."""
-    found = processor_of(vocabulary)
-    assert isinstance(found, ImageCodesProcessor)
-    return found
+    processor = processor_of(vocabulary)
+    assert isinstance(processor, ImageCodesProcessor)
+    return processor
 
 
 def place_frequencies(dataset: ExampleDataset, split: str) -> dict[str, float]:
@@ -89,11 +89,13 @@ def place_frequencies(dataset: ExampleDataset, split: str) -> dict[str, float]:
 
     The frequencies are counted over the training split.
     """
-    known = dataset.fitted_examples
-    if not known:
+    examples = dataset.fitted_examples
+    if not examples:
         return {}
     codes = codes_of(dataset.vocabulary).spec.codes or 1
-    train, truth = (np.stack([example.fields.value for example in some]) for some in (known, dataset.examples[split]))
+    train, truth = (
+        np.stack([example.fields.value for example in some]) for some in (examples, dataset.examples[split])
+    )
     total = 0.0
     for place in range(train.shape[1]):
         counts = np.bincount(train[:, place], minlength=codes) + 1.0

@@ -35,9 +35,9 @@ class GeneratedImagesTask(ImageTask):
         return processor is not None and processor.reads_label
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        given = recipe.data.processor
-        assert isinstance(given, ImageSequence)
-        labels = tuple(sorted(set(column(records, LABEL.name)), key=natural)) if given.labelled else ()
+        processor = recipe.data.processor
+        assert isinstance(processor, ImageSequence)
+        labels = tuple(sorted(set(column(records, LABEL.name)), key=natural)) if processor.labelled else ()
         fitted = fit_processors(recipe.data, records)
         starts = {name: each.changed(starts=max(1, len(labels))) for name, each in fitted.items()}
         return Vocabulary(labels=labels, processors=starts)

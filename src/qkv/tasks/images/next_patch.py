@@ -89,9 +89,9 @@ class NextPatchTask(GeneratedImagesTask):
     ) -> list[np.ndarray]:
         head, processor, spec = model.head, patches_of(vocabulary), patches_of(vocabulary).spec
         assert isinstance(head, MixtureOfGaussians)
-        given = next((name for name in generation.drawing() if name != "temperature"), None)
-        if given is not None:
-            raise UserError(f"{given}: patches are sampled from densities, not from tokens; set only the temperature")
+        setting = next((name for name in generation.drawing() if name != "temperature"), None)
+        if setting is not None:
+            raise UserError(f"{setting}: patches are sampled from densities, not from tokens; set only the temperature")
         assert spec.places is not None
         starts = torch.tensor(self.starts(vocabulary, count, label))
         first = read_next(torch.zeros(count, head.features), starts, spec.starts or 1)
@@ -125,9 +125,9 @@ def read_next(patches: Tensor, starts: Tensor | None, count: int) -> Tensor:
 
 def patches_of(vocabulary: Vocabulary) -> ImagePatchesProcessor:
     """Return the processor of a run on patches. Raises ``UserError`` if the run has none."""
-    found = processor_of(vocabulary)
-    assert isinstance(found, ImagePatchesProcessor)
-    return found
+    processor = processor_of(vocabulary)
+    assert isinstance(processor, ImagePatchesProcessor)
+    return processor
 
 
 def _patches(reader: SignalReader) -> ImagePatchesProcessor:
@@ -137,16 +137,16 @@ def _patches(reader: SignalReader) -> ImagePatchesProcessor:
 
 def pixel_gaussians(dataset: ExampleDataset, split: str) -> dict[str, float]:
     """Compute the loss, in nats per value, of a baseline: one Gaussian per value, fitted to the training images."""
-    known = dataset.fitted_examples
-    if not known:
+    examples = dataset.fitted_examples
+    if not examples:
         return {}
-    total, squares = (np.zeros(known[0].fields.value.shape) for _ in range(2))
-    for example in known:
+    total, squares = (np.zeros(examples[0].fields.value.shape) for _ in range(2))
+    for example in examples:
         levels = example.fields.value.astype(np.float64)
         total += levels
         squares += levels**2
-    mean = total / len(known)
-    variance = squares / len(known) - mean**2 + 1 / 12  # variance of the uniform noise
+    mean = total / len(examples)
+    variance = squares / len(examples) - mean**2 + 1 / 12  # variance of the uniform noise
     nats = 0.0
     for example in dataset.examples[split]:
         errors = (example.fields.value - mean) ** 2 + 1 / 12

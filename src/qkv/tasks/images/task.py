@@ -56,16 +56,16 @@ class ImageTask(ExampleTask):
 
     def usable(self, rows: Rows, vocabulary: Vocabulary, reader: Reader) -> tuple[Rows, list[Example], list[str]]:
         assert isinstance(reader, SignalReader)
-        kept, examples, bad = list[dict[str, Any]](), list[Example](), list[str]()
+        usable_rows, examples, bad = list[dict[str, Any]](), list[Example](), list[str]()
         encoded = reader.processor.encode_all([row[self.roles[0].name] for row in rows])
-        for row, found in zip(rows, encoded, strict=True):
-            if isinstance(found, Unusable):
-                bad.append(str(found))
+        for row, value in zip(rows, encoded, strict=True):
+            if isinstance(value, Unusable):
+                bad.append(str(value))
                 continue
-            size = reader.processor.size(found)
-            examples.append(Example(size, self.targets(found), EncodedRow(found, self.index(row, vocabulary))))
-            kept.append(row)
-        return kept, examples, bad
+            size = reader.processor.size(value)
+            examples.append(Example(size, self.targets(value), EncodedRow(value, self.index(row, vocabulary))))
+            usable_rows.append(row)
+        return usable_rows, examples, bad
 
     def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, reader: Any) -> list[Example]:
         _, examples, bad = self.usable([dict(row) for row in rows], vocabulary, reader)
@@ -97,10 +97,10 @@ class ImageTask(ExampleTask):
 
 def processor_of(vocabulary: Vocabulary) -> Processor:
     """Return the processor of a run's images. Raises ``UserError`` if the run has none."""
-    found = vocabulary.processor
-    if found is None:
+    processor = vocabulary.processor
+    if processor is None:
         raise UserError("the run has no processor of images; its processors.json is missing or belongs to another run")
-    return build_processor(found)
+    return build_processor(processor)
 
 
 def picture_section(title: str, images: Sequence[np.ndarray], columns: int, caption: str) -> dict[str, Any]:

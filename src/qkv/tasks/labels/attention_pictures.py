@@ -46,6 +46,6 @@ def _heated(model: Transformer, reader: InputReader, row: Mapping[str, Any], cap
     covered = list(model.spec.frontend.covered[-2:])
     captions = [caption] if len(times) == 1 else [f"{caption}, {i + 1} of {len(times)}" for i in range(len(times))]
     return [
-        {"source": source, "caption": told, "heat": each.tolist(), "covered": covered}
-        for source, told, each in zip(sources, captions, times, strict=True)
+        {"source": source, "caption": label, "heat": each.tolist(), "covered": covered}
+        for source, label, each in zip(sources, captions, times, strict=True)
     ]

@@ -41,11 +41,11 @@ def with_class_weights(recipe: Recipe, targets: Sequence[str], labels: Sequence[
     if task.class_weights == "none":
         return recipe
     counts = Counter(targets)
-    given = balanced(counts) if task.class_weights == "balanced" else task.class_weights
-    unknown = next((label for label in given if label not in labels), None)
+    by_label = balanced(counts) if task.class_weights == "balanced" else task.class_weights
+    unknown = next((label for label in by_label if label not in labels), None)
     if unknown is not None:
         raise UserError(f"task.class_weights: the data has no label {unknown!r}; {nearest(unknown, labels)}")
-    weights = {label: float(f"{given.get(label, 1.0):.6g}") for label in labels}
+    weights = {label: float(f"{by_label.get(label, 1.0):.6g}") for label in labels}
     return recipe.changed(task=task.changed(class_weights=weights))
 
 
@@ -68,9 +68,9 @@ def label_loss(head: Any, logits: Tensor, targets: Tensor, smoothing: float, wei
     """
     if weights is None:
         return head.loss(logits, targets, smoothing)
-    flat, wanted = at_least_single(logits).flatten(0, -2), targets.flatten()
-    losses = F.cross_entropy(flat, wanted, reduction="none", label_smoothing=smoothing, ignore_index=IGNORED)
-    return losses @ weights.to(losses)[wanted.clamp(min=0)]
+    flat, classes = at_least_single(logits).flatten(0, -2), targets.flatten()
+    losses = F.cross_entropy(flat, classes, reduction="none", label_smoothing=smoothing, ignore_index=IGNORED)
+    return losses @ weights.to(losses)[classes.clamp(min=0)]
 
 
 def rare_labels_note(
@@ -81,7 +81,7 @@ def rare_labels_note(
     ``counts``: training targets per label. A label is rare if it has less than half the average number per label.
     ``weighs``: True if the loss of the model's head can have class weights.
     """
-    true, hits = Counter(y for y, _ in pairs), Counter(y for y, found in pairs if y == found)
+    true, hits = Counter(y for y, _ in pairs), Counter(y for y, predicted in pairs if y == predicted)
     share = sum(counts.values()) / max(1, 2 * len(counts))
     recalls = {
         labels[y]: 100 * hits[y] / n for y, n in true.items() if n >= FEWEST and 0 < counts.get(labels[y], 0) < share

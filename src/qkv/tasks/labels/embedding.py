@@ -18,19 +18,19 @@ def principal(vectors: Tensor, axes: int = 2) -> Tensor:
     centred = vectors.double() - vectors.double().mean(0)
     _, _, rows = torch.linalg.svd(centred, full_matrices=False)
     rows = rows[:axes] * rows[:axes].gather(1, rows[:axes].abs().argmax(1, keepdim=True)).sign()
-    found = centred @ rows.t()
-    return torch.nn.functional.pad(found, (0, axes - found.shape[1]))
+    projections = centred @ rows.t()
+    return torch.nn.functional.pad(projections, (0, axes - projections.shape[1]))
 
 
 def points_section(title: str, vectors: Tensor, classes: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
     """Build a report section: vectors (n, D) as points in their first two principal components, coloured by class."""
     places = principal(vectors.cpu())
-    kept = np.linspace(0, len(places) - 1, min(MOST, len(places))).astype(np.int64)
+    indices = np.linspace(0, len(places) - 1, min(MOST, len(places))).astype(np.int64)
     names, note = list(labels), "Last hidden vectors in two dimensions (principal components), coloured by true class."
-    if len(kept) < len(places):
-        note += f" {len(kept):,} of {len(places):,} are shown."
+    if len(indices) < len(places):
+        note += f" {len(indices):,} of {len(places):,} are shown."
     groups = [
-        {"name": name, "points": [[round(v, 4) for v in places[i].tolist()] for i in kept if classes[i] == c]}
+        {"name": name, "points": [[round(v, 4) for v in places[i].tolist()] for i in indices if classes[i] == c]}
         for c, name in enumerate(names)
     ]
     return {"kind": "points", "title": title, "note": note, "groups": [group for group in groups if group["points"]]}

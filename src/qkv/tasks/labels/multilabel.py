@@ -49,13 +49,13 @@ class MultiLabelTask(PooledTask):
     )
 
     def labels(self, records: Records) -> tuple[str, ...]:
-        found = {label for rows in records.splits.values() for row in rows for label in row["labels"]}
-        if len(found) < 2:
+        names = {label for rows in records.splits.values() for row in rows for label in row["labels"]}
+        if len(names) < 2:
             raise UserError(
-                f"data.source: the rows of {records.name!r} have {'one label' if found else 'no labels'} in all "
-                f"({', '.join(map(repr, found))}), but at least two are needed; check data.label_separator"
+                f"data.source: the rows of {records.name!r} have {'one label' if names else 'no labels'} in all "
+                f"({', '.join(map(repr, names))}), but at least two are needed; check data.label_separator"
             )
-        return tuple(sorted(found))
+        return tuple(sorted(names))
 
     def encoded(self, row: Mapping[str, Any], vocabulary: Vocabulary) -> np.ndarray:
         present = np.zeros(len(vocabulary.labels), np.float32)
@@ -101,12 +101,12 @@ class MultiLabelTask(PooledTask):
         return Evaluation(figures, sections, self.size_notes(dataset, len(labels)))
 
     def baselines(self, dataset: ExampleDataset, split: str) -> dict[str, float]:
-        known, rows = dataset.fitted_on or [], dataset.records[split]
-        texts, others = self.texts(known), self.texts(rows)
-        if texts is None or others is None:
+        train_rows, rows = dataset.fitted_on or [], dataset.records[split]
+        texts, texts_of_split = self.texts(train_rows), self.texts(rows)
+        if texts is None or texts_of_split is None:
             return {}
-        sets = [[set(row["labels"]) for row in some] for some in (known, rows)]
-        return _baseline(texts, sets[0], others, sets[1], dataset.vocabulary.labels)
+        sets = [[set(row["labels"]) for row in some] for some in (train_rows, rows)]
+        return _baseline(texts, sets[0], texts_of_split, sets[1], dataset.vocabulary.labels)
 
     def _mistakes(self, model: Any, dataset: ExampleDataset, split: str, recipe: Recipe) -> list[list[Any]]:
         answered = self.answered(model, dataset, split, recipe)
@@ -122,12 +122,12 @@ class MultiLabelTask(PooledTask):
 
     def answers(self, outputs: Tensor, vocabulary: Vocabulary, recipe: Recipe) -> list[dict[str, Any]]:
         """Return per row the labels above the threshold, most probable first, and the probability of every label."""
-        found: list[dict[str, Any]] = []
+        answers: list[dict[str, Any]] = []
         for chances in outputs.double().sigmoid().tolist():
             each = dict(sorted(zip(vocabulary.labels, chances, strict=False), key=lambda item: -item[1]))
             labels = [label for label, chance in each.items() if chance >= self.spec.threshold]
-            found.append({"answer": ", ".join(labels) or NONE, "labels": labels, "probabilities": each})
-        return found
+            answers.append({"answer": ", ".join(labels) or NONE, "labels": labels, "probabilities": each})
+        return answers
 
 
 NONE = "(none)"
@@ -148,8 +148,8 @@ def label_set_scores(pairs: Sets) -> dict[str, float]:
     """
     if not pairs:
         return dict.fromkeys(("micro_f1", "macro_f1", "subset_accuracy"), float("nan"))
-    hits, true, found = _counts(pairs)
-    either = true + found
+    hits, true, predicted = _counts(pairs)
+    either = true + predicted
     return {
         "micro_f1": 100 * 2 * float(hits.sum()) / max(1.0, float(either.sum())),
         "macro_f1": 100 * float((2 * hits[either > 0] / either[either > 0]).mean()) if either.any() else float("nan"),
@@ -159,18 +159,18 @@ def label_set_scores(pairs: Sets) -> dict[str, float]:
 
 def _counts(pairs: Sets) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Count (true positives, true examples, predicted examples) per class, up to the last class that occurs."""
-    true, found = ([c for pair in pairs for c in pair[side]] for side in (0, 1))
+    true, predicted = ([c for pair in pairs for c in pair[side]] for side in (0, 1))
     both = [c for a, b in pairs for c in set(a) & set(b)]
-    size = 1 + max([*true, *found], default=0)
-    hits, is_true, is_found = (np.bincount(np.array(c, np.int64), minlength=size) for c in (both, true, found))
+    size = 1 + max([*true, *predicted], default=0)
+    hits, is_true, is_found = (np.bincount(np.array(c, np.int64), minlength=size) for c in (both, true, predicted))
     return hits, is_true, is_found
 
 
 def _by_label(labels: Sequence[str], pairs: Sets) -> list[list[Any]]:
     """Build table rows of the most frequent labels: label, examples, recall, precision and F1 in per cent."""
-    hits, true, found = _counts(pairs)
+    hits, true, predicted = _counts(pairs)
     order = np.argsort(-true, kind="stable")[:_MOST_LABELS].tolist()
-    parts = [((hits[i], true[i]), (hits[i], found[i]), (2 * hits[i], true[i] + found[i])) for i in order]
+    parts = [((hits[i], true[i]), (hits[i], predicted[i]), (2 * hits[i], true[i] + predicted[i])) for i in order]
     return [
         [labels[i], int(true[i]), *(100 * float(a / b) if b else None for a, b in shares)]
         for i, shares in zip(order, parts, strict=True)
@@ -194,15 +194,15 @@ def _baseline(
     try:
         features = ngrams()
         x, new = features.fit_transform(texts), features.transform(unseen)
-        given = [_one_against_rest(x, np.array([label in each for each in truth]), new) for label in labels]
+        answers = [_one_against_rest(x, np.array([label in each for each in truth]), new) for label in labels]
     except (UserError, ValueError):  # no text has an n-gram
         return {}
     pairs = [
-        ([i for i, label in enumerate(labels) if label in each], [i for i, answer in enumerate(given) if answer[row]])
+        ([i for i, label in enumerate(labels) if label in each], [i for i, answer in enumerate(answers) if answer[row]])
         for row, each in enumerate(other)
     ]
-    found = label_set_scores(pairs)
-    return {f"{name}_of_ngrams": found[name] for name in ("micro_f1", "macro_f1")}
+    scores = label_set_scores(pairs)
+    return {f"{name}_of_ngrams": scores[name] for name in ("micro_f1", "macro_f1")}
 
 
 def _one_against_rest(x: Any, present: np.ndarray, unseen: Any) -> np.ndarray:

@@ -87,25 +87,25 @@ class RegressionTask(PooledTask):
         return {"loss": seen.loss / max(1, seen.count), **closeness(seen.outcomes, _units(self.spec)[0])}
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
-        found = sorted(
+        answers = sorted(
             self.answered(model, dataset, split, recipe), key=lambda pair: -abs(pair[1]["value"] - pair[0]["value"])
         )
         read, columns = self.reader(recipe, dataset.vocabulary), [self.asks[0], "answer", "truth"]
-        shown = [[read.shown(row), answer["answer"], f"{row['value']:.4g}"] for row, answer in found[:_SHOWN]]
-        table = {"kind": "examples", "title": "Largest errors", "columns": columns, "rows": shown}
+        rows = [[read.shown(row), answer["answer"], f"{row['value']:.4g}"] for row, answer in answers[:_SHOWN]]
+        table = {"kind": "examples", "title": "Largest errors", "columns": columns, "rows": rows}
         assert isinstance(dataset, ExampleDataset)
         figures = self.figures(seen, dataset.scale(split)) | self.baselines(dataset, split)
-        drawn = self.pictures("Largest errors", found[:_SHOWN], read)
+        drawn = self.pictures("Largest errors", answers[:_SHOWN], read)
         sections = [*(drawn or [table]), *self.heated(model, dataset, split, recipe)]
         return Evaluation(figures, sections, self.size_notes(dataset))
 
     def baselines(self, dataset: ExampleDataset, split: str) -> dict[str, float]:
-        known, rows = dataset.fitted_on or (), dataset.records[split]
-        values, truth = ([row["value"] for row in some] for some in (known, rows))
+        train_rows, rows = dataset.fitted_on or (), dataset.records[split]
+        values, truth = ([row["value"] for row in some] for some in (train_rows, rows))
         if self.processor is not None:
             return feature_rmse(dataset, split, values, truth)
-        texts, others = self.texts(known), self.texts(rows)
-        linear = None if texts is None or others is None else ngram_rmse(texts, values, others, truth)
+        texts, texts_of_split = self.texts(train_rows), self.texts(rows)
+        linear = None if texts is None or texts_of_split is None else ngram_rmse(texts, values, texts_of_split, truth)
         return {} if linear is None else {"rmse_of_ngrams": linear}
 
     def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
@@ -125,9 +125,9 @@ def closeness(pairs: Sequence[Sequence[float]], mean: float) -> dict[str, float]
     """
     if not len(pairs):
         return dict.fromkeys(("rmse", "mae", "pearson_r", "rmse_of_mean"), math.nan)
-    true, found = np.array(pairs, np.float64).T
-    errors = found - true
-    a, b = true - true.mean(), found - found.mean()
+    true, predicted = np.array(pairs, np.float64).T
+    errors = predicted - true
+    a, b = true - true.mean(), predicted - predicted.mean()
     spread = math.sqrt(float(a @ a) * float(b @ b))
     return {
         "rmse": math.sqrt(float((errors**2).mean())),

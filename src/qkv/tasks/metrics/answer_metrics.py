@@ -40,8 +40,8 @@ def answer_scores(answers: Iterable[str], truths: Iterable[Sequence[str]]) -> di
     """
     exact = shared = 0.0
     count = 0
-    for answer, given in zip(answers, truths, strict=True):
-        usable = [truth for truth in given if normalised(truth)] or [""]
+    for answer, references in zip(answers, truths, strict=True):
+        usable = [truth for truth in references if normalised(truth)] or [""]
         exact += max(exact_match(answer, truth) for truth in usable)
         shared += max(overlap(answer, truth) for truth in usable)
         count += 1

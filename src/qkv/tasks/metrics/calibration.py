@@ -76,8 +76,8 @@ def bins_of(scored: Scored, temperature: float) -> list[dict[str, float]]:
 
 def calibration_error(bins: list[dict[str, float]]) -> float:
     """Compute the expected calibration error, Σ_b n_b / n · |accuracy_b - confidence_b|, in per cent."""
-    rows = sum(found["rows"] for found in bins)
-    return sum(found["rows"] * abs(found["accuracy"] - found["confidence"]) for found in bins) / max(1, rows)
+    rows = sum(group["rows"] for group in bins)
+    return sum(group["rows"] * abs(group["accuracy"] - group["confidence"]) for group in bins) / max(1, rows)
 
 
 def calibration(scored: Scored, temperature: float) -> tuple[dict[str, float], dict[str, Any]]:

@@ -34,16 +34,16 @@ def agreement(pairs: Pairs) -> dict[str, float]:
     """
     if not len(pairs):
         return {"accuracy": float("nan"), "macro_f1": float("nan")}
-    hits, true, found = _by_class(np.asarray(pairs), 1 + int(np.max(pairs)))
-    either = true + found
+    hits, true, predicted = _by_class(np.asarray(pairs), 1 + int(np.max(pairs)))
+    either = true + predicted
     scores = 2 * hits[either > 0] / either[either > 0]
     return {"accuracy": 100 * float(hits.sum() / len(pairs)), "macro_f1": 100 * float(scores.mean())}
 
 
 def _by_class(pairs: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Count (true positives, true examples, predicted examples) per class, (C,) each."""
-    true, found = pairs[:, 0], pairs[:, 1]
-    some = (np.bincount(classes, minlength=num_classes) for classes in (true[true == found], true, found))
+    true, predicted = pairs[:, 0], pairs[:, 1]
+    some = (np.bincount(classes, minlength=num_classes) for classes in (true[true == predicted], true, predicted))
     hits, is_true, is_found = some
     return hits, is_true, is_found
 
@@ -56,26 +56,26 @@ def confusion(labels: Sequence[str], pairs: Pairs) -> dict[str, Any]:
     """
     section = {"kind": "confusion", "title": "Confusion matrix"}
     if len(labels) <= MOST_CLASSES or not len(pairs):
-        shown = labels[:MOST_CLASSES]
-        return {**section, "labels": list(shown), "counts": counts(pairs, len(shown)).tolist()}
-    given = np.asarray(pairs)
-    hits, true, found = _by_class(given, len(labels))
-    worst = np.sort(np.argsort(2 * hits - true - found, kind="stable")[:MOST_CLASSES])
+        names = labels[:MOST_CLASSES]
+        return {**section, "labels": list(names), "counts": counts(pairs, len(names)).tolist()}
+    classes = np.asarray(pairs)
+    hits, true, predicted = _by_class(classes, len(labels))
+    worst = np.sort(np.argsort(2 * hits - true - predicted, kind="stable")[:MOST_CLASSES])
     place = np.full(len(labels), MOST_CLASSES)
     place[worst] = np.arange(MOST_CLASSES)
-    table = counts(place[given], MOST_CLASSES + 1)  # pyright: ignore[reportArgumentType]
+    table = counts(place[classes], MOST_CLASSES + 1)  # pyright: ignore[reportArgumentType]
     note = (
         f"The {MOST_CLASSES} of {len(labels):,} classes with the most mistakes; "
         "the last row and column are all others together."
     )
-    shown = [*(labels[i] for i in worst), "all others"]
+    names = [*(labels[i] for i in worst), "all others"]
     return {
         **section,
-        "labels": shown,
+        "labels": names,
         "counts": table.tolist(),
         "others": True,
         "note": note,
-        "mistakes": _mistakes(labels, given),
+        "mistakes": _mistakes(labels, classes),
     }
 
 

@@ -22,8 +22,8 @@ def ranking(targets: np.ndarray, scores: np.ndarray) -> dict[str, float]:
     below = np.searchsorted(rising, positive, "left") + np.searchsorted(rising, positive, "right")
     auc = below.mean() / (2 * len(negative))
     bound = negative[min(HITS, len(negative)) - 1]
-    found = auc, average_precision(targets, scores), (positive > bound).mean()
-    return {name: 100 * float(value) for name, value in zip(names, found, strict=True)}
+    values = auc, average_precision(targets, scores), (positive > bound).mean()
+    return {name: 100 * float(value) for name, value in zip(names, values, strict=True)}
 
 
 def average_precision(targets: np.ndarray, scores: np.ndarray) -> float:

@@ -52,8 +52,8 @@ def rouge(written: Sequence[str], references: Sequence[Sequence[str]]) -> Evalua
     names = ("rouge1", "rouge2", "rougeL")
     scorer = metric_library("rouge_score.rouge_scorer").RougeScorer(list(names), use_stemmer=True)
     sums = dict.fromkeys(names, 0.0)
-    for text, wanted in zip(written, references, strict=True):
-        best = scorer.score_multi(list(wanted), text)
+    for text, texts in zip(written, references, strict=True):
+        best = scorer.score_multi(list(texts), text)
         for name in names:
             sums[name] += best[name].fmeasure
     return Evaluation({name: 100 * total / max(1, len(written)) for name, total in sums.items()})

@@ -98,15 +98,15 @@ class TextInfilling:
 
     def lengths(self, length: int, rng: np.random.Generator) -> np.ndarray:
         """Sample span lengths, in text order, for a text of ``length`` tokens."""
-        wanted = count(length, self.rate)
+        target = count(length, self.rate)
         drawn = np.zeros(0, np.int64)
-        while drawn.sum() < wanted:
-            drawn = np.append(drawn, rng.poisson(self.mean_length, 1 + int(wanted / self.mean_length)))
+        while drawn.sum() < target:
+            drawn = np.append(drawn, rng.poisson(self.mean_length, 1 + int(target / self.mean_length)))
         until = np.cumsum(drawn)
-        spans = int(np.searchsorted(until, wanted)) + 1 if wanted else 0
+        spans = int(np.searchsorted(until, target)) + 1 if target else 0
         lengths = drawn[:spans]
         if spans:
-            lengths[-1] -= until[spans - 1] - wanted
+            lengths[-1] -= until[spans - 1] - target
         return rng.permutation(lengths)  # shuffled, so that the shortened span is not always the last
 
     def fill(self, ids: np.ndarray, lengths: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -116,11 +116,11 @@ class TextInfilling:
         opens = np.zeros(len(ids) + 1, np.int64)
         np.add.at(opens, starts, 1)
         np.add.at(opens, starts + lengths, -1)
-        kept = np.cumsum(opens[:-1]) == 0
-        damaged = np.full(int(kept.sum()) + len(lengths), self.mask_id, np.int64)
+        rest = np.cumsum(opens[:-1]) == 0
+        damaged = np.full(int(rest.sum()) + len(lengths), self.mask_id, np.int64)
         is_mask = np.zeros(len(damaged), bool)
         is_mask[places] = True
-        damaged[~is_mask] = ids[kept]
+        damaged[~is_mask] = ids[rest]
         return damaged
 
 

@@ -90,6 +90,6 @@ def of_word(uniform: np.ndarray, words: np.ndarray, free: np.ndarray) -> np.ndar
     row, column = np.nonzero(free & (words >= 0))
     _, number = np.unique(words[row, column], return_inverse=True)
     _, first, word = np.unique(row * (len(row) + 1) + number, return_index=True, return_inverse=True)
-    found = np.ones(uniform.shape)
-    found[row, column] = uniform[row[first], column[first]][word]
-    return found
+    numbers = np.ones(uniform.shape)
+    numbers[row, column] = uniform[row[first], column[first]][word]
+    return numbers

@@ -47,8 +47,8 @@ def keep_probabilities(counts: np.ndarray, threshold: float = 1e-5) -> np.ndarra
             f"threshold is {threshold}, but it is compared with relative word frequencies: "
             "give a number above 0 and at most 1"
         )
-    found = _checked(counts)
-    share = found / max(found.sum(), 1)
+    totals = _checked(counts)
+    share = totals / max(totals.sum(), 1)
     return np.sqrt(threshold / np.maximum(share, threshold))
 
 
@@ -68,19 +68,19 @@ def skip_gram_pairs(
     Pairs are in text order: by centre, then by context word. ``keep_probability`` (V,): from ``keep_probabilities``, or
     None. Raises ``UserError`` for a window below 1, or ``ids`` that are not one-dimensional.
     """
-    kept, place, near = _neighbours(ids, window, keep_probability, rng)
+    words, place, near = _neighbours(ids, window, keep_probability, rng)
     centre, side = np.nonzero(near)
-    return Pairs(kept[centre], kept[place[centre, side]])
+    return Pairs(words[centre], words[place[centre, side]])
 
 
 def cbow_contexts(
     ids: np.ndarray, window: int, keep_probability: np.ndarray | None, rng: np.random.Generator
 ) -> Contexts:
     """Build CBOW examples with the windows of ``skip_gram_pairs``, one row per word; omit words without context."""
-    kept, place, near = _neighbours(ids, window, keep_probability, rng)
+    words, place, near = _neighbours(ids, window, keep_probability, rng)
     some = near.any(axis=1)
-    contexts = np.where(near, kept[np.where(near, place, 0)], 0) if len(kept) else np.zeros(near.shape, np.int64)
-    return Contexts(kept[some], contexts[some], near[some])
+    contexts = np.where(near, words[np.where(near, place, 0)], 0) if len(words) else np.zeros(near.shape, np.int64)
+    return Contexts(words[some], contexts[some], near[some])
 
 
 def _neighbours(
@@ -88,11 +88,11 @@ def _neighbours(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (kept ids (M,), context positions (M, 2 · window), mask of positions inside the window and the text)."""
     check_at_least("window", window, 1)
-    kept = subsample(ids, keep_probability, rng)
-    reach = rng.integers(1, window + 1, len(kept))
+    words = subsample(ids, keep_probability, rng)
+    reach = rng.integers(1, window + 1, len(words))
     distance = np.concatenate([np.arange(-window, 0), np.arange(1, window + 1)])
-    place = np.arange(len(kept))[:, None] + distance
-    return kept, place, (abs(distance) <= reach[:, None]) & (place >= 0) & (place < len(kept))
+    place = np.arange(len(words))[:, None] + distance
+    return words, place, (abs(distance) <= reach[:, None]) & (place >= 0) & (place < len(words))
 
 
 class NegativeSampler:
@@ -146,7 +146,7 @@ def alias_table(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _checked(counts: np.ndarray) -> np.ndarray:
     """Convert ``counts`` (V,) to float64. Raises ``UserError`` for another shape, or negative or non-finite counts."""
-    found = np.asarray(counts, np.float64)
-    if found.ndim != 1 or not (found >= 0).all() or not np.isfinite(found).all():
+    array = np.asarray(counts, np.float64)
+    if array.ndim != 1 or not (array >= 0).all() or not np.isfinite(array).all():
         raise UserError("counts must be one non-negative number per word")
-    return found
+    return array

@@ -124,5 +124,5 @@ def order_of(chosen: np.ndarray, priority: np.ndarray) -> np.ndarray:
     places = np.argsort(np.where(chosen, priority, -np.inf), axis=1, kind="stable")
     rank = np.empty(chosen.shape, np.int64)
     np.put_along_axis(rank, places, np.broadcast_to(np.arange(chosen.shape[1]), chosen.shape), axis=1)
-    given = chosen.shape[1] - chosen.sum(axis=1, keepdims=True)
-    return np.where(chosen, rank - given + 1, 0)
+    hidden = chosen.shape[1] - chosen.sum(axis=1, keepdims=True)
+    return np.where(chosen, rank - hidden + 1, 0)

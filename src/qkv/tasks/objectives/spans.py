@@ -83,10 +83,10 @@ def cut(ids: np.ndarray, noise: np.ndarray, sentinels: Sequence[int], end_id: in
     marks = np.asarray(sentinels[:spans], np.int64)
     inputs = np.array(ids, np.int64)
     inputs[first] = marks
-    kept = ~noise | first
+    mask = ~noise | first
     cut_out = ids[noise].astype(np.int64)
     targets = np.insert(cut_out, np.flatnonzero(first[noise]), marks)
-    return np.append(inputs[kept], end_id), np.append(targets, end_id)
+    return np.append(inputs[mask], end_id), np.append(targets, end_id)
 
 
 def lengths_of(length: int, density: float = 0.15, mean_length: float = 3.0) -> tuple[int, int]:

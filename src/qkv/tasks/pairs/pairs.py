@@ -109,12 +109,12 @@ def marks(vocabulary: Vocabulary, begin: Sequence[str] = ()) -> Marks:
             "the tokenizer of the target has no special tokens that begin and end a text (bos, eos); "
             "train a tokenizer, or give a folder whose tokenizer has them"
         )
-    found = (
+    optional_ids = (
         [bos] if bos is not None and not begin else [vocabulary.target.core.token_to_id(content) for content in begin]
     )
-    ids = tuple(index for index in found if index is not None)
-    if len(ids) < len(found):
-        unknown = next(content for content, index in zip(begin, found, strict=True) if index is None)
+    ids = tuple(index for index in optional_ids if index is not None)
+    if len(ids) < len(optional_ids):
+        unknown = next(content for content, index in zip(begin, optional_ids, strict=True) if index is None)
         raise UserError(
             f"task.begin: the tokenizer of the target has no token {unknown!r}; "
             f"{nearest(unknown, special_ids(vocabulary.target.core))}"

@@ -113,7 +113,7 @@ class RestorationTask(TextTask):
 
     def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
         rows = self._shown(model, dataset, VALIDATION, recipe, 2)
-        return "\n\n".join(f"{source}\n→ {found}\n  ({wanted})" for source, found, wanted in rows)
+        return "\n\n".join(f"{source}\n→ {text}\n  ({target})" for source, text, target in rows)
 
     def _greedy(self, recipe: Recipe) -> Generation:
         """Return settings for greedy decoding up to the length of the longest training target."""
@@ -123,10 +123,10 @@ class RestorationTask(TextTask):
         vocabulary = dataset.vocabulary
         decode = vocabulary.tokenizer.decode
         pairs = _pairs(next(iter(dataset.rows(split, 1))), marks(vocabulary)[1])[:count]
-        found = write_after(model, vocabulary, self._greedy(recipe), [pair.source for pair in pairs])
+        texts = write_after(model, vocabulary, self._greedy(recipe), [pair.source for pair in pairs])
         return [
             [decode(pair.source[:-1]), decode(tokens), decode(pair.target[:-1])]
-            for pair, tokens in zip(pairs, found, strict=True)
+            for pair, tokens in zip(pairs, texts, strict=True)
         ]
 
     def predict(
@@ -138,11 +138,12 @@ class RestorationTask(TextTask):
         for ids, _ in read:
             if len(ids) >= most:
                 raise UserError(f"the text has {len(ids)} tokens, and the model reads {most - 1}; give a shorter one")
-        found = write_after(
+        texts = write_after(
             model, vocabulary, self._greedy(recipe), [np.array([*ids, end], np.int64) for ids, _ in read]
         )
         return [
-            {"answer": self.repaired(known, tokens, tokenizer)} for (_, known), tokens in zip(read, found, strict=True)
+            {"answer": self.repaired(source, tokens, tokenizer)}
+            for (_, source), tokens in zip(read, texts, strict=True)
         ]
 
 
@@ -154,7 +155,7 @@ def _texts(batch: Batch) -> list[np.ndarray]:
 
 def _pairs(batch: Batch, end: int) -> list[TokenPair]:
     """Return the (source, target) token ids of each row of a batch, each with its ``end`` token."""
-    found = []
+    pairs = []
     for row in range(batch.input.num_rows):
         if batch.source is None:
             assert batch.input.prefix is not None
@@ -163,5 +164,5 @@ def _pairs(batch: Batch, end: int) -> list[TokenPair]:
             assert batch.source.lengths is not None
             source = batch.source.values[row, : batch.source.lengths[row]]
         target = batch.targets[row][batch.targets[row] != IGNORED]
-        found.append(TokenPair(source.numpy(), target.numpy()))
-    return found
+        pairs.append(TokenPair(source.numpy(), target.numpy()))
+    return pairs

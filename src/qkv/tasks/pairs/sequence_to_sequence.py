@@ -207,34 +207,34 @@ class SequenceToSequenceTask(ExampleTask):
         except Unusable as error:
             raise UserError(str(error)) from None
         order = sorted(range(len(rows)), key=lambda i: len(sources[i].ids))
-        found: dict[int, str] = {}
+        texts: dict[int, str] = {}
         for begin in range(0, len(order), _AT_ONCE):
             some = order[begin : begin + _AT_ONCE]
             ids = [sources[i].ids for i in some]
             inputs = [cut.signals([sources[i].values]) for i in some] if isinstance(cut, InputsEncoder) else None
             written = write_after(model, vocabulary, recipe.sample, ids, self.spec.begin, inputs)
             for i, tokens in zip(some, written, strict=True):
-                found[i] = vocabulary.target.decode(tokens, skip_special=True).strip()
-        return [found[i] for i in range(len(rows))]
+                texts[i] = vocabulary.target.decode(tokens, skip_special=True).strip()
+        return [texts[i] for i in range(len(rows))]
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         assert isinstance(dataset, ExampleDataset)
         rows = dataset.records[split]
         written = self.write(model, dataset.vocabulary, recipe, rows)
-        found = self.compare(written, rows)
-        told = [self._told(row, recipe, dataset.vocabulary) for row in rows[:_SHOWN]]
-        shown = [[source, text, row["target"]] for source, row, text in zip(told, rows, written, strict=False)]
+        evaluation = self.compare(written, rows)
+        sources = [self._told(row, recipe, dataset.vocabulary) for row in rows[:_SHOWN]]
+        examples = [[source, text, row["target"]] for source, row, text in zip(sources, rows, written, strict=False)]
         table = {
             "kind": "examples",
             "title": "Generated text",
             "columns": ["source", "generated", "reference"],
-            "rows": shown,
+            "rows": examples,
         }
-        figures = {**self.figures(seen, dataset.scale(split)), **found.figures}
+        figures = {**self.figures(seen, dataset.scale(split)), **evaluation.figures}
         return Evaluation(
             figures,
-            [*found.sections, table, *self._looked_at(model, dataset.vocabulary, recipe, rows, written)],
-            found.notes,
+            [*evaluation.sections, table, *self._looked_at(model, dataset.vocabulary, recipe, rows, written)],
+            evaluation.notes,
         )
 
     def _looked_at(
@@ -286,10 +286,12 @@ class SummarizationTask(SequenceToSequenceTask):
 
     def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Evaluation:
         references = [row.get("targets") or [row["target"]] for row in rows]
-        found = rouge(written, references)
+        evaluation = rouge(written, references)
         if not self.text:
-            return Evaluation(found.figures, [], found.notes)
+            return Evaluation(evaluation.figures, [], evaluation.notes)
         lead = rouge([first_sentence(row[self.text[0]]) for row in rows], references)
         return Evaluation(
-            found.figures | {f"{name}_of_lead_1": value for name, value in lead.figures.items()}, [], found.notes
+            evaluation.figures | {f"{name}_of_lead_1": value for name, value in lead.figures.items()},
+            [],
+            evaluation.notes,
         )

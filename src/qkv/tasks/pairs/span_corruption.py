@@ -61,19 +61,19 @@ class SpanCorruptionTask(RestorationTask):
 
 def sentinels(tokenizer: Tokenizer) -> list[int]:
     """Return the ids of all special tokens <extra_id_0>, <extra_id_1>, … of the tokenizer."""
-    found: list[int] = []
-    while (index := tokenizer.core.token_to_id(f"<extra_id_{len(found)}>")) is not None:
-        found.append(index)
-    return found
+    ids: list[int] = []
+    while (index := tokenizer.core.token_to_id(f"<extra_id_{len(ids)}>")) is not None:
+        ids.append(index)
+    return ids
 
 
 def spans_of(tokens: Sequence[int], marks: Sequence[int], count: int) -> list[list[int]]:
     """Return the tokens generated after each of the first ``count`` sentinels ``marks``; [] for a missing sentinel."""
-    found: dict[int, list[int]] = {}
+    spans: dict[int, list[int]] = {}
     current: list[int] = []
     for token in tokens:
         if token in marks:
-            current = found.setdefault(marks.index(token), [])
+            current = spans.setdefault(marks.index(token), [])
         else:
             current.append(token)
-    return [found.get(k, []) for k in range(count)]
+    return [spans.get(k, []) for k in range(count)]

@@ -52,14 +52,14 @@ def errors(point: Tensor, targets: Tensor) -> Errors:
 
 def errors_of(form: Forecast, outputs: Tensor, targets: Tensor) -> Errors:
     """Compute the errors of denormalised head outputs (B, C, H, Q), with CRPS and coverage if they hold quantiles."""
-    found = errors(form.point(outputs), targets)
+    result = errors(form.point(outputs), targets)
     if len(form.levels) < 2:
-        return found
-    seen, known = ~targets.isnan(), targets.nan_to_num().double()
+        return result
+    seen, values = ~targets.isnan(), targets.nan_to_num().double()
     quantiles = form.quantiles(outputs).double()
-    score = torch.where(seen, crps(quantiles, known, form.levels), 0).sum(0)
-    inside = [_inside(form, quantiles, known, seen, share) for share in COVERAGES]
-    return found._replace(crps=score.numpy(force=True), inside=np.stack(inside))
+    score = torch.where(seen, crps(quantiles, values, form.levels), 0).sum(0)
+    inside = [_inside(form, quantiles, values, seen, share) for share in COVERAGES]
+    return result._replace(crps=score.numpy(force=True), inside=np.stack(inside))
 
 
 def interval(form: Forecast, share: float) -> tuple[int, int] | None:

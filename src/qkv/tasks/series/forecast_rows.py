@@ -15,14 +15,18 @@ from qkv.spec.signals.series import Series
 def columns_of(processor: Series) -> dict[str, str]:
     """Return role -> column of the training data, so that another table is read in the same way."""
     several = {"value": processor.channels, "known": processor.known}
-    found = {role: name for role, name in (("time", processor.time), ("series", processor.series)) if name}
-    return found | {role: ",".join(names) for role, names in several.items() if names}
+    columns = {role: name for role, name in (("time", processor.time), ("series", processor.series)) if name}
+    return columns | {role: ",".join(names) for role, names in several.items() if names}
 
 
 def places_of(processor: Series) -> dict[str, str]:
     """Return the columns that identify a forecast, by role: series name, time, and channel if there are several."""
-    found = {"series": processor.series} if processor.series else {}
-    return {**found, "time": processor.time or "step", **({"channel": "column"} if len(processor.channels) > 1 else {})}
+    columns = {"series": processor.series} if processor.series else {}
+    return {
+        **columns,
+        "time": processor.time or "step",
+        **({"channel": "column"} if len(processor.channels) > 1 else {}),
+    }
 
 
 def in_units_of(values: Tensor, processor: Series) -> Tensor:
@@ -45,6 +49,6 @@ def forecast_rows(panel: Panel, processor: Series, values: Any, levels: Sequence
         for step, stamp in enumerate(stamps):
             for channel, of_channel in zip(processor.channels, of_series, strict=True):
                 place = {"series": each.name, "time": stamp if processor.time else step + 1, "channel": channel}
-                found = {column: place[role] for role, column in columns.items()}
-                rows.append(found | dict(zip(names, of_channel[step], strict=True)))
+                fields = {column: place[role] for role, column in columns.items()}
+                rows.append(fields | dict(zip(names, of_channel[step], strict=True)))
     return rows

@@ -28,15 +28,15 @@ def forecast_charts(
     past (rows, C, T): windows.   future (rows, C, H): true values.   values (rows, C, H, 1 + levels): point forecasts
     and quantiles. The chart of row i shows the channel i modulo C.
     """
-    found, shown = [], min(_SHOWN, len(past))
-    for row in range(shown):
+    charts, count = [], min(_SHOWN, len(past))
+    for row in range(count):
         channel = row % past.shape[1]
         before = min(past.shape[2], 3 * horizon)
-        known = past[row, channel, -before:].tolist()
+        history = past[row, channel, -before:].tolist()
         lines = [
-            {"name": "past", "x": list(range(1 - before, 1)), "y": known},
-            _ahead("truth", [known[-1], *future[row, channel].tolist()]),
-            _ahead("forecast", [known[-1], *values[row, channel, :, 0].tolist()]),
+            {"name": "past", "x": list(range(1 - before, 1)), "y": history},
+            _ahead("truth", [history[-1], *future[row, channel].tolist()]),
+            _ahead("forecast", [history[-1], *values[row, channel, :, 0].tolist()]),
         ]
         ends = next(((share, pair) for share in (0.8, 0.9) if (pair := interval(form, share))), None)
         if ends is not None:
@@ -44,8 +44,8 @@ def forecast_charts(
             for name, i in zip(("lower", "upper"), pair, strict=True):
                 lines.append(_ahead(f"{name} end of {100 * share:.0f} %", values[row, channel, :, 1 + i].tolist(), 1))
         title = f"Forecast {row + 1}" + (f", {processor.channels[channel]}" if len(processor.channels) > 1 else "")
-        found.append({"kind": "curves", "title": title, "x_label": "step", "y_label": "value", "lines": lines})
-    return found
+        charts.append({"kind": "curves", "title": title, "x_label": "step", "y_label": "value", "lines": lines})
+    return charts
 
 
 def _ahead(name: str, values: Sequence[float], first: int = 0) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def fit_linear(dataset: SeriesDataset, form: Forecast, outputs: int, normalised:
     optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     held_out = [_triple(windows, normalised) for windows in dataset.each(VALIDATION, _HELD_OUT)]
-    best, kept = math.inf, {name: value.clone() for name, value in model.state_dict().items()}
+    best, weights = math.inf, {name: value.clone() for name, value in model.state_dict().items()}
     with torch.enable_grad():
         for step in range(steps):
             rng = random(seed, _KEY + step)
@@ -108,12 +108,12 @@ def fit_linear(dataset: SeriesDataset, form: Forecast, outputs: int, normalised:
             schedule.step()
             if (step + 1) % max(1, steps // _LOOKS) == 0 or step + 1 == steps:
                 with torch.no_grad():
-                    found = [linear_loss(model, form, *triple) for triple in held_out]
-                count_seen = sum(seen for _, seen in found)
-                total = sum(float(loss) for loss, _ in found) / count_seen if count_seen else math.inf
+                    losses = [linear_loss(model, form, *triple) for triple in held_out]
+                count_seen = sum(seen for _, seen in losses)
+                total = sum(float(loss) for loss, _ in losses) / count_seen if count_seen else math.inf
                 if total < best:
-                    best, kept = total, {name: value.clone() for name, value in model.state_dict().items()}
-    model.load_state_dict(kept)
+                    best, weights = total, {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(weights)
     return model.requires_grad_(False)
 
 
@@ -160,12 +160,12 @@ def predictors(dataset: SeriesDataset) -> dict[str, Affine]:
     if dataset.baselines is None:
         task: Any = dataset.recipe.task
         period = dataset.processor.period
-        found = {REPEAT: repeated(task.context, task.horizon, 1)}
+        baselines = {REPEAT: repeated(task.context, task.horizon, 1)}
         if period is not None and period <= task.context:
-            found[SEASONAL] = repeated(task.context, task.horizon, period)
+            baselines[SEASONAL] = repeated(task.context, task.horizon, period)
         if TRAIN in dataset.splits:
-            found[LINEAR] = fit_linear(dataset, build_forecast(Point()), 1, False).affine()
-        dataset.baselines = found
+            baselines[LINEAR] = fit_linear(dataset, build_forecast(Point()), 1, False).affine()
+        dataset.baselines = baselines
     return dataset.baselines
 
 
@@ -194,10 +194,10 @@ def with_intervals(dataset: SeriesDataset, points: Affine, form: Forecast, outpu
 @torch.no_grad()
 def baseline_errors(dataset: SeriesDataset, split: str) -> dict[str, Errors]:
     """Compute the errors of all baselines on a split, by name."""
-    found: dict[str, Errors] = {}
+    by_name: dict[str, Errors] = {}
     for windows in dataset.each(split):
         past, future = dataset_pair(windows)
         for name, predict in predictors(dataset).items():
             seen = errors(predict(past), future)
-            found[name] = found[name] + seen if name in found else seen
-    return found
+            by_name[name] = by_name[name] + seen if name in by_name else seen
+    return by_name

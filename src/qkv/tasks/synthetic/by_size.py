@@ -83,15 +83,15 @@ class BySizeTask(GeneratedTask):
         return {
             "loss": seen.loss / max(1, seen.count),
             "accuracy": sum(right for right, _ in seen.outcomes) / max(1, seen.count),
-            "exact_match": sum(right == wanted for right, wanted in seen.outcomes) / rows,
+            "exact_match": sum(right == total for right, total in seen.outcomes) / rows,
         }
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         limit, sizes = model.limit, sorted({*self.spec.sizes, *self.spec.longer})
         fitting = [size for size in sizes if limit is None or self.spec.row_length(size) <= limit]
-        found = [self.at_size(model, dataset, size) for size in fitting]
+        results = [self.at_size(model, dataset, size) for size in fitting]
         figures = self.figures(seen, dataset.scale(split))
-        for size, each in zip(fitting, found, strict=True):
+        for size, each in zip(fitting, results, strict=True):
             figures |= {f"{name}_at_{size}": each[name] for name in ("accuracy", "exact_match")}
         names = {"answers": "accuracy", "whole rows": "exact_match"}
         section = {
@@ -99,7 +99,7 @@ class BySizeTask(GeneratedTask):
             "title": f"Right answers by {self.size_name}",
             "x": fitting,
             "x_log": True,
-            "lines": [{"name": name, "y": [each[key] for each in found]} for name, key in names.items()],
+            "lines": [{"name": name, "y": [each[key] for each in results]} for name, key in names.items()],
             "x_label": self.size_name,
             "y_label": "share",
             "y_zero": True,
@@ -122,12 +122,12 @@ class BySizeTask(GeneratedTask):
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
         """Predict the most probable next word of each text, with its probability."""
-        found, words = [], self.words()
-        known = f"{words[0]} to {words[-1]}, as in {self.example()!r}"
+        answers, words = [], self.words()
+        symbols = f"{words[0]} to {words[-1]}, as in {self.example()!r}"
         for text in [text_in(row, "text") for row in rows]:
-            ids = torch.tensor([known_ids(vocabulary.tokenizer, text, known)], device=model.device)
+            ids = torch.tensor([known_ids(vocabulary.tokenizer, text, symbols)], device=model.device)
             with torch.inference_mode(), evaluating(model):
                 chances = model(ids)[0][0, -1].softmax(-1)
             best = int(chances.argmax())
-            found.append({"answer": vocabulary.labels[best], "probability": chances[best].item()})
-        return found
+            answers.append({"answer": vocabulary.labels[best], "probability": chances[best].item()})
+        return answers

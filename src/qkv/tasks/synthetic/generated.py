@@ -87,9 +87,9 @@ class GeneratedTask(Task):
 
 def observed_answers(model: Transformer, batch: Batch) -> Observed:
     """Return the loss of a batch; outcomes: (number of right answers, number of targets) of each row."""
-    logits, wanted = model(batch.input)[0], batch.targets != IGNORED
-    right = (model.head.decode(logits, wanted) == batch.targets) & wanted
-    rows = list(zip(right.sum(1).tolist(), wanted.sum(1).tolist(), strict=True))
+    logits, mask = model(batch.input)[0], batch.targets != IGNORED
+    right = (model.head.decode(logits, mask) == batch.targets) & mask
+    rows = list(zip(right.sum(1).tolist(), mask.sum(1).tolist(), strict=True))
     return Observed(model.head.loss(logits, batch.targets), batch.num_targets, rows)
 
 

@@ -108,8 +108,8 @@ class RecallTask(GeneratedTask):
         with evaluating(model), torch.enable_grad():
             leaf = _Leaf("frontend.output")
             logits = at_least_single(model(batch.input, tap=leaf)[0])
-            asked = logits.gather(1, batch.targets[:, None]).sum()
-            (gradient,) = torch.autograd.grad(asked, list(leaf.records.values()))
+            logit = logits.gather(1, batch.targets[:, None]).sum()
+            (gradient,) = torch.autograd.grad(logit, list(leaf.records.values()))
         right = at_least_single(logits.argmax(-1) == batch.targets).mean().item()
         return right, gradient[:, 0].norm(dim=-1).mean().item()
 
@@ -117,15 +117,17 @@ class RecallTask(GeneratedTask):
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
         symbols, fillers = self.spec.symbols, self.spec.fillers
-        known = f"symbols s0 to s{symbols - 1}, fillers f0 to f{fillers - 1} and {QUERY!r}, as in 's3 f1 f0 {QUERY}'"
-        found = []
+        description = (
+            f"symbols s0 to s{symbols - 1}, fillers f0 to f{fillers - 1} and {QUERY!r}, as in 's3 f1 f0 {QUERY}'"
+        )
+        answers = []
         for text in [text_in(row, "text") for row in rows]:
-            ids = torch.tensor([known_ids(vocabulary.tokenizer, text, known)], device=model.device)
+            ids = torch.tensor([known_ids(vocabulary.tokenizer, text, description)], device=model.device)
             with torch.inference_mode(), evaluating(model):
                 chances = at_least_single(model(ids)[0][0]).softmax(-1)
             best = int(chances.argmax())
-            found.append({"answer": vocabulary.labels[best], "probability": chances[best].item()})
-        return found
+            answers.append({"answer": vocabulary.labels[best], "probability": chances[best].item()})
+        return answers
 
 
 class _Leaf(Recorder):

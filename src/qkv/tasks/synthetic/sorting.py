@@ -81,28 +81,28 @@ class SortingTask(GeneratedTask):
         rows = max(1, len(seen.outcomes))
         return {
             "loss": seen.loss / max(1, seen.count),
-            "exact_match": sum(right == wanted for right, wanted in seen.outcomes) / rows,
+            "exact_match": sum(right == total for right, total in seen.outcomes) / rows,
             "token_accuracy": sum(right for right, _ in seen.outcomes) / max(1, seen.count),
         }
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         spec, limit, notes = self.spec, model.limit, []
         lengths = sorted({spec.length, *(spec.length * times for times in spec.longer)})
-        found = []
+        results = []
         for length in lengths:
             if limit is not None and _positions(length, recipe.model.decodes) > limit:
                 notes.append(f"rows of {length} numbers are not evaluated: the model reads at most {limit} positions")
                 continue
-            found.append((length, self.at_length(model, dataset, length)))
+            results.append((length, self.at_length(model, dataset, length)))
         figures = self.figures(seen, dataset.scale(split))
-        for length, figure in found[1:]:
+        for length, figure in results[1:]:
             figures |= {f"{name}_at_{length}": figure[name] for name in ("exact_match", "token_accuracy")}
         names = {"exact_match": "whole rows", "token_accuracy": "numbers"}
-        lines = [{"name": words, "y": [figure[name] for _, figure in found]} for name, words in names.items()]
+        lines = [{"name": words, "y": [figure[name] for _, figure in results]} for name, words in names.items()]
         section = {
             "kind": "curves",
             "title": "Right answers by length",
-            "x": [length for length, _ in found],
+            "x": [length for length, _ in results],
             "lines": lines,
         }
         return Evaluation(
@@ -132,12 +132,12 @@ class SortingTask(GeneratedTask):
                 "as in '3 1 2'"
             )
         read, answer = tokenizer.encode(text), []
-        given = len(read)
+        length = len(read)
         with torch.inference_mode(), evaluating(model):
             if not model.spec.decodes:
-                return [labels[i] for i in _tags(model, read, given)]
-            for _ in range(given):
-                answer.append(labels[_tags(model, read, given)[-1]])
+                return [labels[i] for i in _tags(model, read, length)]
+            for _ in range(length):
+                answer.append(labels[_tags(model, read, length)[-1]])
                 read = [*read, *tokenizer.encode(answer[-1])]
         return answer
 
@@ -145,16 +145,16 @@ class SortingTask(GeneratedTask):
         numbers, ranked = sorting_batch(random(0, HELD_OUT), 3, self.spec.length, self.spec.high)
         lines = [" ".join(map(str, row)) for row in numbers.tolist()]
         answers = self.predict(model, dataset.vocabulary, recipe, [{"text": line} for line in lines])
-        shown = zip(lines, answers, ranked.tolist(), strict=True)
-        return "\n".join(f"{line}\n→ {a['answer']}\n  ({' '.join(map(str, row))})" for line, a, row in shown)
+        triples = zip(lines, answers, ranked.tolist(), strict=True)
+        return "\n".join(f"{line}\n→ {a['answer']}\n  ({' '.join(map(str, row))})" for line, a, row in triples)
 
 
 def _positions(length: int, writes: bool) -> int:
     return 2 * length - 1 if writes else length
 
 
-def _tags(model: Transformer, read: list[int], given: int) -> list[int]:
+def _tags(model: Transformer, read: list[int], length: int) -> list[int]:
     ids = torch.tensor([read], device=model.device)
-    prefix = torch.tensor([given], device=ids.device) if model.spec.reads_prefix else None
+    prefix = torch.tensor([length], device=ids.device) if model.spec.reads_prefix else None
     outputs = model(Signal(ids, prefix=prefix))[0]
     return model.head.decode(outputs, torch.ones_like(ids, dtype=torch.bool))[0].tolist()

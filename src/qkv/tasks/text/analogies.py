@@ -43,8 +43,8 @@ class Analogy(NamedTuple):
 
 def analogies() -> list[Analogy]:
     """Return all analogies of two word pairs of the same group, in both orders, with four different words."""
-    found = []
+    candidates = []
     for group, text in GROUPS.items():
         pairs = [tuple(pair.split()) for pair in text.split(", ")]
-        found += [Analogy(group, *one, *other) for one, other in permutations(pairs, 2)]
-    return [analogy for analogy in found if len({*analogy[1:]}) == 4]
+        candidates += [Analogy(group, *one, *other) for one, other in permutations(pairs, 2)]
+    return [analogy for analogy in candidates if len({*analogy[1:]}) == 4]

@@ -108,8 +108,8 @@ class FillInTask(TextTask):
             ] = -torch.inf  # padding rows in the embedding table of a published checkpoint
             best = logits.softmax(-1).topk(min(BEST, tokenizer.vocab_size - 1))
         words = [[word_of(tokenizer, index) for index in row] for row in best.indices.tolist()]
-        shown = [
+        candidates = [
             [{"word": word, "probability": p} for word, p in zip(*pair, strict=True)]
             for pair in zip(words, best.values.tolist(), strict=True)
         ]
-        return {"answer": filled(gapped, [row[0] for row in words]), "best": shown}
+        return {"answer": filled(gapped, [row[0] for row in words]), "best": candidates}

@@ -76,10 +76,10 @@ class MaskedTokensTask(FillInTask):
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         vectors, targets = _asked(model, batch)
         loss, right = vectors.new_zeros((), dtype=single_or_wider(vectors.dtype)), 0
-        for some, wanted in zip(vectors.split(_ROWS), targets.split(_ROWS), strict=True):
+        for some, ids in zip(vectors.split(_ROWS), targets.split(_ROWS), strict=True):
             logits = model.head(some)
-            loss += cross_entropy(logits, wanted)
-            right += int((logits.argmax(-1) == wanted).sum())
+            loss += cross_entropy(logits, ids)
+            right += int((logits.argmax(-1) == ids).sum())
         return Observed(loss, len(targets), [right])
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
@@ -152,7 +152,7 @@ def sentences(dataset: TextDataset, split: str, longest: int) -> list[list[int]]
 
     Each sentence has at least 5 words and at most ``longest`` tokens.
     """
-    found = []
+    chosen_ids = []
     for text in _stretches(dataset, split, SENTENCES, 4 * longest):
         whole = re.split(r"(?<=[.!?])\s+|\s*\n\s*", text)[1:-1]
         ids = next(
@@ -164,8 +164,8 @@ def sentences(dataset: TextDataset, split: str, longest: int) -> list[list[int]]
             None,
         )
         if ids:
-            found.append(ids)
-    return found
+            chosen_ids.append(ids)
+    return chosen_ids
 
 
 def _stretches(dataset: TextDataset, split: str, count: int, length: int) -> Iterator[str]:
@@ -179,8 +179,8 @@ def _hidden_text(dataset: TextDataset, split: str, count: int) -> list[str]:
     tokenizer = dataset.vocabulary.tokenizer
     ids, length = dataset.corpus.splits[split].ids, min(48, dataset.recipe.model.context_length // 2)
     gap = " <mask>" if words_carry_spaces(tokenizer) else " <mask> " if tokenizer.token_bytes is None else "<mask>"
-    found = []
+    excerpts = []
     for start in np.linspace(0, max(0, len(ids) - length), count + 1, dtype=np.int64)[1:]:
         row = ids[start : start + length].tolist()
-        found.append(gap.join(tokenizer.decode(row[begin : begin + 8]) for begin in range(0, len(row), 9)))
-    return [text for text in found if "<mask>" in text]
+        excerpts.append(gap.join(tokenizer.decode(row[begin : begin + 8]) for begin in range(0, len(row), 9)))
+    return [text for text in excerpts if "<mask>" in text]

@@ -79,18 +79,18 @@ class PermutationTask(FillInTask):
 
         Each gap is filled with its most probable token before the next gap is predicted.
         """
-        known, found, device = np.array([read.ids]), [], model.device
+        ids, rows, device = np.array([read.ids]), [], model.device
         mask = read.ids[places[0]]
         for number, place in enumerate(places):
-            batch = streams(_gaps(known, places, number), model.frontend.part.asking(mask)).to(device)
+            batch = streams(_gaps(ids, places, number), model.frontend.part.asking(mask)).to(device)
             types = torch.tensor([[*read.types, read.types[place]]], device=device) if read.types else None
             hidden, _ = model.features(replace(batch.input, types=types))
             (vector,), _ = at_targets(hidden, batch.targets)
             logits = at_least_single(model.head(vector[None])[0])
             logits[mask] = -torch.inf
-            known[0, place] = int(logits.argmax())
-            found.append(logits)
-        return torch.stack(found)
+            ids[0, place] = int(logits.argmax())
+            rows.append(logits)
+        return torch.stack(rows)
 
 
 def streams(batch: PermutationBatch, query: int) -> Batch:
@@ -100,10 +100,10 @@ def streams(batch: PermutationBatch, query: int) -> Batch:
     the query vector.
     """
     rows, length = batch.ids.shape
-    wanted = batch.targets != IGNORED
-    many = max(1, int(wanted.sum(axis=1).max(initial=0)))
-    places = np.argsort(~wanted, axis=1, kind="stable")[:, :many]
-    real = np.arange(many) < wanted.sum(axis=1, keepdims=True)
+    mask = batch.targets != IGNORED
+    many = max(1, int(mask.sum(axis=1).max(initial=0)))
+    places = np.argsort(~mask, axis=1, kind="stable")[:, :many]
+    real = np.arange(many) < mask.sum(axis=1, keepdims=True)
     places = np.where(real, places, 0)
     row = np.arange(rows)[:, None]
     visible = np.zeros((rows, length + many, length + many), bool)
@@ -114,8 +114,8 @@ def streams(batch: PermutationBatch, query: int) -> Batch:
         (np.full((rows, length), IGNORED), np.where(real, batch.targets[row, places], IGNORED)), axis=1
     )
     positions = np.concatenate((np.broadcast_to(np.arange(length), (rows, length)), places), axis=1)
-    found = [torch.from_numpy(np.ascontiguousarray(array)) for array in (ids, targets, positions, visible)]
-    return Batch.of(Signal(found[0], positions=found[2], visible=found[3]), found[1])
+    tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in (ids, targets, positions, visible)]
+    return Batch.of(Signal(tensors[0], positions=tensors[2], visible=tensors[3]), tensors[1])
 
 
 def _gaps(ids: np.ndarray, places: Sequence[int], number: int) -> PermutationBatch:
@@ -124,7 +124,7 @@ def _gaps(ids: np.ndarray, places: Sequence[int], number: int) -> PermutationBat
     chosen[0, list(places)] = True
     priority = np.zeros(ids.shape)
     priority[0, list(places)] = np.arange(len(places))
-    found = arrange(ids, chosen, priority)
+    arrangement = arrange(ids, chosen, priority)
     targets = np.full(ids.shape, IGNORED)
     targets[0, places[number]] = 0
-    return PermutationBatch(ids, targets, found.order, found.content_mask, found.query_mask)
+    return PermutationBatch(ids, targets, arrangement.order, arrangement.content_mask, arrangement.query_mask)

@@ -40,15 +40,15 @@ class TextTask(Task):
             )
         whole = open_whole(recipe.data, source, vocabulary.tokenizer, OTHER)
         new = whole.splits[OTHER]
-        known = own.corpus.splits if isinstance(own, TextDataset) else {TRAIN: new, VALIDATION: new}
-        corpus = Corpus(source, whole.tokenizer, {**known, OTHER: new})
-        wanted = self.window(recipe)
-        window = max(1, min(wanted, len(new.ids) - 1))  # the last token is a target only
+        splits = own.corpus.splits if isinstance(own, TextDataset) else {TRAIN: new, VALIDATION: new}
+        corpus = Corpus(source, whole.tokenizer, {**splits, OTHER: new})
+        length = self.window(recipe)
+        window = max(1, min(length, len(new.ids) - 1))  # the last token is a target only
         changes = self.changes(recipe, vocabulary.tokenizer, corpus)
         dataset = TextDataset(recipe, corpus, vocabulary, changes, window)
-        if window < wanted:
+        if window < length:
             dataset.notes = (
-                f"the text has {len(new.ids):,} tokens; it is read in windows of {window:,}, not {wanted:,}",
+                f"the text has {len(new.ids):,} tokens; it is read in windows of {window:,}, not {length:,}",
             )
         return dataset
 

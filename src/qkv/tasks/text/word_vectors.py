@@ -75,8 +75,8 @@ class WordVectorsTask(TextTask):
                 if lengths is None
                 else [row[:length] for row, length in zip(ids, lengths.tolist(), strict=True)]
             )
-            found = [cbow_contexts(row, spec.window, keep, rng) for row in rows]
-            words, near, present = (np.concatenate(parts) for parts in zip(*found, strict=True))
+            contexts = [cbow_contexts(row, spec.window, keep, rng) for row in rows]
+            words, near, present = (np.concatenate(parts) for parts in zip(*contexts, strict=True))
             negatives = sampler.sample((len(words), spec.negatives), rng)
             count = self.predictions(present)
             tensors = [torch.from_numpy(array) for array in (near, words, present, negatives)]
@@ -107,16 +107,19 @@ class WordVectorsTask(TextTask):
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         lexicon = Lexicon.of(model, dataset.vocabulary.tokenizer)
-        asked, right = lexicon.analogies()
-        figures = self.figures(seen, dataset.scale(split)) | {"analogies": len(asked)}
+        questions, right = lexicon.analogies()
+        figures = self.figures(seen, dataset.scale(split)) | {"analogies": len(questions)}
         sections: list[dict[str, Any]] = [_neighbours(lexicon, frequent(dataset))]
-        if asked:
-            figures["analogy_accuracy"] = sum(right) / len(asked)
-            sections.append(_by_group(asked, right))
+        if questions:
+            figures["analogy_accuracy"] = sum(right) / len(questions)
+            sections.append(_by_group(questions, right))
         return Evaluation(
             figures,
             sections,
-            [f"{len(asked)} analogies have only words of the vocabulary; an answer may be any word of the vocabulary"],
+            [
+                f"{len(questions)} analogies have only words of the vocabulary; an answer may be any word of the "
+                "vocabulary"
+            ],
         )
 
     def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
@@ -130,13 +133,13 @@ class WordVectorsTask(TextTask):
     ) -> list[dict[str, Any]]:
         """Find the words nearest to each input word, or to a sum of words such as ``king - man + woman``."""
         lexicon = Lexicon.of(model, vocabulary.tokenizer)
-        found = []
+        answers = []
         for row in rows:
             signs, words = _terms(text_in(row, "text"))
             near = lexicon.nearest([lexicon.number(word) for word in words], signs)
-            shown = [{"word": lexicon.words[i], "cosine": cosine} for i, cosine in near]
-            found.append({"answer": ", ".join(entry["word"] for entry in shown), "nearest": shown})
-        return found
+            neighbours = [{"word": lexicon.words[i], "cosine": cosine} for i, cosine in near]
+            answers.append({"answer": ", ".join(entry["word"] for entry in neighbours), "nearest": neighbours})
+        return answers
 
 
 @implements(SkipGram)
@@ -181,15 +184,15 @@ class Lexicon(NamedTuple):
 
     def number(self, word: str) -> int:
         """Return the row of ``word`` in the vectors. Raises ``UserError`` if it has no vector."""
-        found = self.numbers.get(word, self.numbers.get(word.lower()))
-        if found is None:
+        row = self.numbers.get(word, self.numbers.get(word.lower()))
+        if row is None:
             raise UserError(f"the word {word!r} has no vector; {nearest(word, list(self.numbers))}")
-        return found
+        return row
 
     def nearest(self, words: Sequence[int], signs: Sequence[float], count: int = _NEAR) -> list[tuple[int, float]]:
         """Find up to ``count`` (row, cosine) nearest to Σ sign · vector of the rows ``words``, excluding these rows."""
-        wanted = (torch.tensor(signs, device=self.vectors.device)[:, None] * self.vectors[list(words)]).sum(0)
-        cosines = self.vectors @ F.normalize(wanted, dim=0)
+        direction = (torch.tensor(signs, device=self.vectors.device)[:, None] * self.vectors[list(words)]).sum(0)
+        cosines = self.vectors @ F.normalize(direction, dim=0)
         named = torch.zeros(len(cosines), dtype=torch.bool, device=cosines.device)
         named[list(self.numbers.values())] = True
         named[list(words)] = False
@@ -202,12 +205,12 @@ class Lexicon(NamedTuple):
 
     def analogies(self) -> tuple[list[Analogy], list[bool]]:
         """Return the analogies a : b = c : d of known words, and for each True if d is nearest to b - a + c."""
-        asked = [analogy for analogy in analogies() if all(word in self.numbers for word in analogy[1:])]
+        questions = [analogy for analogy in analogies() if all(word in self.numbers for word in analogy[1:])]
         right = []
-        for analogy in asked:
+        for analogy in questions:
             a, b, c, d = (self.numbers[word] for word in analogy[1:])
             right.append(self.nearest([a, b, c], [-1.0, 1.0, 1.0], 1)[0][0] == d)
-        return asked, right
+        return questions, right
 
 
 def frequent(dataset: Dataset, count: int = _SHOWN) -> list[str]:
@@ -225,12 +228,12 @@ def _neighbours(lexicon: Lexicon, words: Sequence[str]) -> dict[str, Any]:
     return {"kind": "examples", "title": "Nearest neighbours", "columns": ["word", "nearest by cosine"], "rows": rows}
 
 
-def _by_group(asked: Sequence[Analogy], right: Sequence[bool]) -> dict[str, Any]:
+def _by_group(questions: Sequence[Analogy], right: Sequence[bool]) -> dict[str, Any]:
     rows = []
-    for group in dict.fromkeys(analogy.group for analogy in asked):
-        own = [answer for analogy, answer in zip(asked, right, strict=True) if analogy.group == group]
-        example = next(analogy for analogy in asked if analogy.group == group)
-        rows.append([group, f"{example.a} : {example.b} = {example.c} : {example.d}", sum(own), len(own)])
+    for group in dict.fromkeys(analogy.group for analogy in questions):
+        answers = [answer for analogy, answer in zip(questions, right, strict=True) if analogy.group == group]
+        example = next(analogy for analogy in questions if analogy.group == group)
+        rows.append([group, f"{example.a} : {example.b} = {example.c} : {example.d}", sum(answers), len(answers)])
     return {
         "kind": "examples",
         "title": "Analogies",

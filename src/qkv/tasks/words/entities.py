@@ -24,8 +24,8 @@ class Entity(NamedTuple):
 
 def marks_entities(tags: Iterable[str]) -> bool:
     """Return True if the tags encode spans (O, B-x, I-x, E-x and S-x), not one class per word."""
-    known = set(tags)
-    return OUTSIDE in known and all(tag == OUTSIDE or tag.startswith(_PREFIXES) for tag in known)
+    names = set(tags)
+    return OUTSIDE in names and all(tag == OUTSIDE or tag.startswith(_PREFIXES) for tag in names)
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
@@ -34,17 +34,17 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     B and S begin an entity. I and E begin an entity after O, E, S or another type; otherwise they continue the current
     entity. An entity ends before O and before the next entity.
     """
-    found: list[Entity] = []
+    spans: list[Entity] = []
     begin, kind, before = 0, "", OUTSIDE
     for i, tag in enumerate([*tags, OUTSIDE]):
         mark, _, name = tag.partition("-")
         opens = mark != OUTSIDE and (mark in "BS" or before in "OES" or name != kind)
         if before != OUTSIDE and (opens or mark == OUTSIDE):
-            found.append(Entity(kind, begin, i))
+            spans.append(Entity(kind, begin, i))
         if opens:
             begin = i
         kind, before = name, mark
-    return found
+    return spans
 
 
 def marked(words: Sequence[str], tags: Sequence[str]) -> str:
@@ -60,8 +60,8 @@ def marked(words: Sequence[str], tags: Sequence[str]) -> str:
 
 def text_entities(text: str, spans: Sequence[tuple[int, int]], tags: Sequence[str]) -> list[dict[str, Any]]:
     """Return the entities of a text whose words have the offsets ``spans``: type, text, and offsets [start, end)."""
-    found = [(kind, spans[first][0], spans[last - 1][1]) for kind, first, last in entities(tags)]
-    return [{"type": kind, "text": text[begin:end], "start": begin, "end": end} for kind, begin, end in found]
+    ranges = [(kind, spans[first][0], spans[last - 1][1]) for kind, first, last in entities(tags)]
+    return [{"type": kind, "text": text[begin:end], "start": begin, "end": end} for kind, begin, end in ranges]
 
 
 def marked_text(text: str, found: Sequence[Mapping[str, Any]]) -> str:
@@ -80,8 +80,8 @@ def entity_f1(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) ->
     """
     hits = total = 0
     for true, guess in zip(truth, found, strict=True):
-        wanted, given = set(entities(true)), set(entities(guess))
-        hits, total = hits + len(wanted & given), total + len(wanted) + len(given)
+        expected, guessed = set(entities(true)), set(entities(guess))
+        hits, total = hits + len(expected & guessed), total + len(expected) + len(guessed)
     return 100 * 2 * hits / total if total else 0.0
 
 

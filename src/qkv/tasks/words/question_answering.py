@@ -146,8 +146,8 @@ class QuestionAnsweringTask(ExampleTask):
 
     def examples(self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, cut: Truncation) -> list[Example]:
         """Encode rows to one example per window of a context; windows start ``stride`` tokens apart and overlap."""
-        found = (window for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut))
-        return [Example(len(window.ids), 2, window) for window in found]
+        all_windows = (window for i, row in enumerate(rows) for window in self._windows(i, row, vocabulary, cut))
+        return [Example(len(window.ids), 2, window) for window in all_windows]
 
     def _windows(
         self, number: int, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Truncation
@@ -158,11 +158,11 @@ class QuestionAnsweringTask(ExampleTask):
         answer = _first_answer(row, offsets)
         for first, end in windows(len(ids), cut.limits["row"] - frame.size - len(question), self.spec.stride):
             framed = cut.framed(frame.around(question, ids[first:end]))
-            asked, begin = framed.begins[0] + len(question), framed.begins[1]
-            held = answer is not None and first <= answer.first and answer.last < end
-            target = np.array([i - first + begin for i in answer] if answer and held else [0, 0], np.int64)
+            question_end, begin = framed.begins[0] + len(question), framed.begins[1]
+            inside = answer is not None and first <= answer.first and answer.last < end
+            target = np.array([i - first + begin for i in answer] if answer and inside else [0, 0], np.int64)
             read, types = np.array(framed.ids, np.int64), np.array(framed.types, np.int64)
-            yield ContextWindow(read, types, target, number, asked, begin, begin + end - first, first)
+            yield ContextWindow(read, types, target, number, question_end, begin, begin + end - first, first)
 
     def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
         return partial(_collated, prefix=recipe.model.reads_prefix)
@@ -195,8 +195,8 @@ class QuestionAnsweringTask(ExampleTask):
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         assert isinstance(dataset, ExampleDataset)
         rows = dataset.records[split]
-        told = self._joined(seen.outcomes, len(rows), recipe)
-        answers = list(self._texts(rows, told, dataset.vocabulary.tokenizer))
+        predictions = self._joined(seen.outcomes, len(rows), recipe)
+        answers = list(self._texts(rows, predictions, dataset.vocabulary.tokenizer))
         texts = [text for text, _ in answers]
         truths = [[answer["text"] for answer in row["answers"]] for row in rows]
         lead = answer_scores([first_sentence(row["context"]) for row in rows], truths)
@@ -207,17 +207,17 @@ class QuestionAnsweringTask(ExampleTask):
         }
         if not all(truths):
             figures["f1_of_no_answer"] = answer_scores([""] * len(rows), truths)["f1"]
-        shown = [
+        examples = [
             [
                 row["question"],
                 text or "no answer",
                 " | ".join(dict.fromkeys(truth)) or "no answer",
                 f"{answer.probability:.3f}",
             ]
-            for row, text, truth, answer in zip(rows[:_SHOWN], texts, truths, told, strict=False)
+            for row, text, truth, answer in zip(rows[:_SHOWN], texts, truths, predictions, strict=False)
         ]
         columns = ["question", "answer", "truth", "probability"]
-        return Evaluation(figures, [{"kind": "examples", "title": "Answers", "columns": columns, "rows": shown}])
+        return Evaluation(figures, [{"kind": "examples", "title": "Answers", "columns": columns, "rows": examples}])
 
     def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
         assert isinstance(dataset, ExampleDataset)
@@ -241,9 +241,11 @@ class QuestionAnsweringTask(ExampleTask):
             batch = _collated(pieces[begin : begin + _AT_ONCE], recipe.model.reads_prefix).to(device)
             with torch.inference_mode(), evaluating(model):
                 seen += self._outcomes(_logits(model, batch), batch)
-        told, answers = self._joined(seen, len(rows), recipe), []
-        for row, said, (text, place) in zip(rows, told, self._texts(rows, told, vocabulary.tokenizer), strict=True):
-            answer: dict[str, Any] = {"answer": text or "no answer", "probability": said.probability}
+        predictions, answers = self._joined(seen, len(rows), recipe), []
+        for row, prediction, (text, place) in zip(
+            rows, predictions, self._texts(rows, predictions, vocabulary.tokenizer), strict=True
+        ):
+            answer: dict[str, Any] = {"answer": text or "no answer", "probability": prediction.probability}
             if place is not None:
                 answer |= {"start": place[0], "end": place[1]}
             length = len(vocabulary.tokenizer.encode(row["question"]))
@@ -255,23 +257,23 @@ class QuestionAnsweringTask(ExampleTask):
             answers.append(answer)
         return answers
 
-    def _joined(self, said: Iterable[Seen], questions: int, recipe: Recipe) -> list[Answer]:
-        """Combine ``said``, the predictions for all windows, to one answer per question.
+    def _joined(self, predictions: Iterable[Seen], questions: int, recipe: Recipe) -> list[Answer]:
+        """Combine ``predictions``, the predictions for all windows, to one answer per question.
 
         The score of "no answer" is its minimum over the windows, so that one window that is sure of a span suffices.
         """
         assert isinstance(recipe.task, spec.QuestionAnswering)
         of: list[list[Seen]] = [[] for _ in range(questions)]
-        for window in said:
+        for window in predictions:
             of[window.question].append(window)
         return [_together(seen, bool(recipe.task.no_answer)) for seen in of]
 
     def _texts(
-        self, rows: Sequence[Mapping[str, Any]], told: Sequence[Answer], tokenizer: Tokenizer
+        self, rows: Sequence[Mapping[str, Any]], predictions: Sequence[Answer], tokenizer: Tokenizer
     ) -> Iterator[tuple[str, tuple[int, int] | None]]:
         """Yield (text, character range in the context) of each answer; ("", None) for "no answer"."""
         encode = _encoder(tokenizer)
-        for row, answer in zip(rows, told, strict=True):
+        for row, answer in zip(rows, predictions, strict=True):
             if answer.span is None:
                 yield "", None
             else:
@@ -315,9 +317,9 @@ def _collated(rows: Sequence[ContextWindow], prefix: bool) -> Batch:
         name: torch.tensor([getattr(window, name) for window in rows])
         for name in ("question", "begin", "end", "offset")
     }
-    asked = torch.tensor([window.asked for window in rows]) if prefix else None
+    prefixes = torch.tensor([window.asked for window in rows]) if prefix else None
     types = types_or_none([window.types for window in rows])
-    return Batch({INPUT: Signal(ids, lengths_or_none(ids, lengths), types=types, prefix=asked)}, targets, places)
+    return Batch({INPUT: Signal(ids, lengths_or_none(ids, lengths), types=types, prefix=prefixes)}, targets, places)
 
 
 def _logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:

@@ -89,13 +89,13 @@ def _by_tokenizer(tokenizer: Tokenizer, cut: Truncation) -> Reader:
         ids: list[int] = []
         heads = []
         for i, word in enumerate(words):
-            own, head = pieces(word, i > 0)
+            ids_of_word, head = pieces(word, i > 0)
             heads.append(len(ids) + head)
-            ids += own
-        kept = cut(ids, ROLE).tolist()
-        found = cut.framed(frame.around(kept))
-        places = [found.begins[0] + head for head in heads if head < len(kept)]
-        return Sentence(np.array(found.ids, np.int64), np.array(found.types, np.int64), places)
+            ids += ids_of_word
+        truncated = cut(ids, ROLE).tolist()
+        framed = cut.framed(frame.around(truncated))
+        places = [framed.begins[0] + head for head in heads if head < len(truncated)]
+        return Sentence(np.array(framed.ids, np.int64), np.array(framed.types, np.int64), places)
 
     return read
 
@@ -126,10 +126,10 @@ def _text_by_tokenizer(tokenizer: Tokenizer, cut: Truncation) -> TextReader:
         spaced = " ".join(text[begin:end] for begin, end in parts)
         ids, offsets, words = tokenizer.encode_words(spaced)
         heads, spans = _words_of_tokens(spaced, offsets, words)
-        kept = cut(ids, ROLE).tolist()
-        found = cut.framed(frame.around(kept))
-        places = [found.begins[0] + head for head in heads if head < len(kept)]
-        sentence = Sentence(np.array(found.ids, np.int64), np.array(found.types, np.int64), places)
+        truncated = cut(ids, ROLE).tolist()
+        framed = cut.framed(frame.around(truncated))
+        places = [framed.begins[0] + head for head in heads if head < len(truncated)]
+        sentence = Sentence(np.array(framed.ids, np.int64), np.array(framed.types, np.int64), places)
         return sentence, _moved(spans, parts)
 
     return read_text
@@ -138,12 +138,12 @@ def _text_by_tokenizer(tokenizer: Tokenizer, cut: Truncation) -> TextReader:
 def _moved(spans: Sequence[Span], parts: Sequence[Span]) -> list[Span]:
     """Convert ``spans`` in the text of the ``parts`` joined by single spaces to offsets in the text of the parts."""
     begins = np.cumsum([0, *(end - begin + 1 for begin, end in parts)])
-    found = list[Span]()
+    ranges = list[Span]()
     for begin, end in spans:
         part = int(np.searchsorted(begins, begin, side="right")) - 1
         shift = parts[part][0] - int(begins[part])
-        found.append((begin + shift, end + shift))
-    return found
+        ranges.append((begin + shift, end + shift))
+    return ranges
 
 
 def _words_of_tokens(text: str, offsets: Sequence[Span], words: Sequence[int | None]) -> tuple[list[int], list[Span]]:

@@ -27,11 +27,11 @@ def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
     Windows start ``stride`` tokens apart. ``stride`` is reduced to ``room`` if it is larger, so that every token is
     covered. A context without tokens has one empty window.
     """
-    step, found = min(stride, room), [(0, min(room, length))]
-    while found[-1][1] < length:
-        begin = found[-1][0] + step
-        found.append((begin, min(begin + room, length)))
-    return found
+    step, ranges = min(stride, room), [(0, min(room, length))]
+    while ranges[-1][1] < length:
+        begin = ranges[-1][0] + step
+        ranges.append((begin, min(begin + room, length)))
+    return ranges
 
 
 def span_of(begin: int, end: int, offsets: Offsets) -> TokenSpan | None:
@@ -39,8 +39,8 @@ def span_of(begin: int, end: int, offsets: Offsets) -> TokenSpan | None:
 
     ``offsets``: character range of each token.
     """
-    held = [i for i, (b, e) in enumerate(offsets) if max(b, begin) < min(e, end)]
-    return TokenSpan(held[0], held[-1]) if held else None
+    indices = [i for i, (b, e) in enumerate(offsets) if max(b, begin) < min(e, end)]
+    return TokenSpan(indices[0], indices[-1]) if indices else None
 
 
 def characters_of(span: TokenSpan, context: str, offsets: Offsets) -> tuple[int, int]:

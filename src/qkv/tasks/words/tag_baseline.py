@@ -33,13 +33,13 @@ class FeatureTagger:
     def __init__(self, rows: Rows):
         text, linear = metric_library("sklearn.feature_extraction.text"), metric_library("sklearn.linear_model")
         self._table = text.CountVectorizer(analyzer=list, binary=True, dtype="float32")
-        features = self._table.fit_transform([found for row in rows for found in strings(row["words"], FEATURES)])
+        features = self._table.fit_transform([feature for row in rows for feature in strings(row["words"], FEATURES)])
         self._regression = linear.LogisticRegression(max_iter=200)
         self._regression.fit(features, [tag for row in rows for tag in row["tags"]])
 
     def __call__(self, sentences: Tags) -> list[list[str]]:
         """Predict the tags of each sentence."""
-        features = [found for words in sentences for found in strings(words, FEATURES)]
+        features = [feature for words in sentences for feature in strings(words, FEATURES)]
         tags = iter(self._regression.predict(self._table.transform(features)).tolist())
         return [[next(tags) for _ in words] for words in sentences]
 
@@ -73,22 +73,22 @@ class Baselines:
 def _fitted(rows: Rows) -> dict[str, Tagger]:
     """Fit taggers by name; logistic regression is left out without scikit-learn, for one tag, or if ``too_large``."""
     guess = MostFrequent(rows)
-    found: dict[str, Tagger] = {"most_frequent_tag": lambda sentences: [guess(words) for words in sentences]}
+    taggers: dict[str, Tagger] = {"most_frequent_tag": lambda sentences: [guess(words) for words in sentences]}
     if not too_large(rows) and len(_tags(rows)) > 1:
         with suppress(UserError):
-            found["logistic_regression"] = FeatureTagger(rows)
-    return found
+            taggers["logistic_regression"] = FeatureTagger(rows)
+    return taggers
 
 
 def _tags(rows: Rows) -> set[str]:
     return {tag for row in rows for tag in row["tags"]}
 
 
-def _scores(truth: Tags, found: Tags, rows: Rows) -> dict[str, float]:
-    known = sorted(_tags(rows) | {tag for tags in truth for tag in tags})
-    if marks_entities(known):
-        return {"f1": entity_f1(truth, found)}
-    classes = {tag: i for i, tag in enumerate(known)}
-    pairs = [(classes[a], classes[b]) for t, f in zip(truth, found, strict=True) for a, b in zip(t, f, strict=True)]
+def _scores(truth: Tags, predicted: Tags, rows: Rows) -> dict[str, float]:
+    names = sorted(_tags(rows) | {tag for tags in truth for tag in tags})
+    if marks_entities(names):
+        return {"f1": entity_f1(truth, predicted)}
+    classes = {tag: i for i, tag in enumerate(names)}
+    pairs = [(classes[a], classes[b]) for t, f in zip(truth, predicted, strict=True) for a, b in zip(t, f, strict=True)]
     scores = agreement(pairs)
     return {"accuracy": scores["accuracy"], "f1": scores["macro_f1"]}

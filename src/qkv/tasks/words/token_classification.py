@@ -88,17 +88,17 @@ class TokenClassificationTask(ExampleTask):
 
         A tag that is missing in training cannot be learned, but its errors are counted.
         """
-        known = _known(records)
-        if len(known) < 2:
+        tags = _known(records)
+        if len(tags) < 2:
             raise UserError(
-                f"data.source: every word of {records.name!r} has the tag {known[0]!r}, "
+                f"data.source: every word of {records.name!r} has the tag {tags[0]!r}, "
                 "so there are no tags to distinguish"
             )
         features = recipe.model.frontend.words
         if features is not None:
-            return Vocabulary(labels=tuple(known), processors={WORDS: features})
+            return Vocabulary(labels=tuple(tags), processors={WORDS: features})
         tokenizer = trained(recipe.data.tokenizer, (" ".join(row["words"]) for row in records.splits[TRAIN]))
-        return Vocabulary(tokenizer, tokenizer, tuple(known))
+        return Vocabulary(tokenizer, tokenizer, tuple(tags))
 
     def limits(self, recipe: Recipe) -> dict[str, int]:
         return {ROLE: recipe.model.context_length}
@@ -125,10 +125,10 @@ class TokenClassificationTask(ExampleTask):
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         """Return the loss of a batch; outcomes: per row (true, predicted) classes of words, -1 for truncated words."""
-        logits, asked, pairs = _logits(model, batch), batch.targets != IGNORED, []
-        best = model.head.decode(logits, asked)
+        logits, mask, pairs = _logits(model, batch), batch.targets != IGNORED, []
+        best = model.head.decode(logits, mask)
         for row, unread in enumerate(batch.extras["unread"]):
-            read = zip(batch.targets[row][asked[row]].tolist(), best[row][asked[row]].tolist(), strict=True)
+            read = zip(batch.targets[row][mask[row]].tolist(), best[row][mask[row]].tolist(), strict=True)
             pairs.append([*read, *((true, -1) for true in unread)])
         return Observed(model.head.loss(logits, batch.targets), batch.num_targets, pairs)
 
@@ -139,19 +139,21 @@ class TokenClassificationTask(ExampleTask):
         tags encode no entities, F1 is the mean over tags, without truncated words.
         """
         pairs = [pair for row in seen.outcomes for pair in row]
-        right = sum(true == found for true, found in pairs)
+        right = sum(true == predicted for true, predicted in pairs)
         figures = {
             "loss": seen.loss / max(1, seen.count),
             "accuracy": 100 * right / len(pairs) if pairs else float("nan"),
         }
         if marks_entities(scale.labels):
             return figures | {"f1": entity_f1(*_named(seen, scale.labels))}
-        return figures | {"f1": agreement([(true, found) for true, found in pairs if found >= 0])["macro_f1"]}
+        return figures | {
+            "f1": agreement([(true, predicted) for true, predicted in pairs if predicted >= 0])["macro_f1"]
+        }
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         assert isinstance(dataset, ExampleDataset)
         labels, figures = dataset.vocabulary.labels, self.figures(seen, dataset.scale(split))
-        shown = self._tagged(model, dataset, split, recipe)
+        examples = self._tagged(model, dataset, split, recipe)
         fitted_on, rows = dataset.fitted_on or (), dataset.records[split]
         baselines = self._baselines.figures(fitted_on, rows) if fitted_on else {}
         pairs = [pair for row in seen.outcomes for pair in row]
@@ -159,9 +161,9 @@ class TokenClassificationTask(ExampleTask):
         rare = rare_labels_note(self.spec, labels, pairs, counts, recipe.model.head.weighs)
         notes = [*filter(None, [too_large(fitted_on)]), *rare]
         if not marks_entities(labels):
-            return Evaluation(figures | baselines, [shown], notes)
-        found = entity_scores(*_named(seen, labels))
-        return Evaluation(figures | found.figures | baselines, [*found.sections, shown], notes)
+            return Evaluation(figures | baselines, [examples], notes)
+        evaluation = entity_scores(*_named(seen, labels))
+        return Evaluation(figures | evaluation.figures | baselines, [*evaluation.sections, examples], notes)
 
     def _tagged(self, model: Any, dataset: ExampleDataset, split: str, recipe: Recipe) -> dict[str, Any]:
         rows = dataset.records[split][:_SHOWN]
@@ -185,10 +187,10 @@ class TokenClassificationTask(ExampleTask):
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
         cut = self.reader(recipe, vocabulary)
-        read_words, read_text, found = reader(vocabulary, cut), text_reader(vocabulary, cut), list[dict[str, Any]]()
-        given = [_checked(row["words"]) for row in rows]
+        read_words, read_text, answers = reader(vocabulary, cut), text_reader(vocabulary, cut), list[dict[str, Any]]()
+        inputs = [_checked(row["words"]) for row in rows]
         for begin in range(0, len(rows), _AT_ONCE):
-            some = given[begin : begin + _AT_ONCE]
+            some = inputs[begin : begin + _AT_ONCE]
             read = [read_text(each) if isinstance(each, str) else (read_words(each), None) for each in some]
             sentences = [TaggedSentence(values, types, _at(heads, len(values))) for (values, types, heads), _ in read]
             batch = _collated(sentences).to(model.device)
@@ -196,8 +198,8 @@ class TokenClassificationTask(ExampleTask):
                 best = model.head.decode(_logits(model, batch), batch.targets != IGNORED).tolist()
             for each, row, (sentence, spans) in zip(some, best, read, strict=True):
                 tags = [vocabulary.labels[row[head]] for head in sentence.heads]
-                found.append(_answer(each, spans, tags, vocabulary.labels))
-        return found
+                answers.append(_answer(each, spans, tags, vocabulary.labels))
+        return answers
 
 
 def _known(records: Records) -> list[str]:
@@ -208,7 +210,7 @@ def _known(records: Records) -> list[str]:
 def _named(seen: Totals, labels: tuple[str, ...]) -> tuple[list[list[str]], list[list[str]]]:
     """Return (true tags, predicted tags) of each sentence as names; truncated words count as O (no entity)."""
     truth = [[labels[true] for true, _ in row] for row in seen.outcomes]
-    return truth, [[labels[found] if found >= 0 else OUTSIDE for _, found in row] for row in seen.outcomes]
+    return truth, [[labels[predicted] if predicted >= 0 else OUTSIDE for _, predicted in row] for row in seen.outcomes]
 
 
 class TaggedSentence(NamedTuple):
@@ -240,31 +242,31 @@ def _at(heads: list[int], length: int, classes: Sequence[int] | int = 0) -> np.n
     return targets
 
 
-def _checked(given: Any) -> str | list[str]:
+def _checked(value: Any) -> str | list[str]:
     """Return the input of a prediction: a text, or a list of words. Raises ``UserError`` for anything else."""
-    if isinstance(given, str) and given.strip():
-        return given
-    words = () if isinstance(given, str) else given
+    if isinstance(value, str) and value.strip():
+        return value
+    words = () if isinstance(value, str) else value
     if not isinstance(words, (list, tuple)) or not words or not all(isinstance(word, str) and word for word in words):
-        raise UserError(f"words: {given!r} is not a sentence; give a text with at least one word, or a list of words")
+        raise UserError(f"words: {value!r} is not a sentence; give a text with at least one word, or a list of words")
     return list(words)
 
 
 def _answer(
-    given: str | list[str], spans: Sequence[Span] | None, tags: list[str], labels: Sequence[str]
+    value: str | list[str], spans: Sequence[Span] | None, tags: list[str], labels: Sequence[str]
 ) -> dict[str, Any]:
     """Build the readable prediction for a sentence; truncated words get O, or "?" if tags encode no entities.
 
     ``spans``: offsets of the words of a text; None for a list of words. The answer has ``entities``: type and text of
     each entity, with its offsets [start, end) in a text.
     """
-    words = [given[begin:end] for begin, end in spans] if isinstance(given, str) and spans else list(given)
+    words = [value[begin:end] for begin, end in spans] if isinstance(value, str) and spans else list(value)
     unread, encodes = len(words) - len(tags), marks_entities(labels)
     tags = tags + [OUTSIDE if encodes else "?"] * unread
     answer: dict[str, Any] = {"answer": marked(words, tags), "words": words, "tags": tags}
-    if encodes and isinstance(given, str) and spans:
-        answer["entities"] = text_entities(given, spans, tags)
-        answer["answer"] = marked_text(given, answer["entities"])
+    if encodes and isinstance(value, str) and spans:
+        answer["entities"] = text_entities(value, spans, tags)
+        answer["answer"] = marked_text(value, answer["entities"])
     elif encodes:
         answer["entities"] = [{"type": kind, "text": " ".join(words[begin:end])} for kind, begin, end in entities(tags)]
     if unread:
