@@ -170,7 +170,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "key and value of rows of different lengths not written", ATTENTION, instead(store.Dense, "_write", forgetful)
     ),
     Mutant("ring not written", ATTENTION, instead(store.Ring, "_turn", forgetful)),
-    Mutant("ring read one slot off", ATTENTION, result(store.Ring, "_held", lambda held: held.roll(1, 1))),
+    Mutant("ring read one slot off", ATTENTION, result(store.Ring, "_slot_positions", lambda held: held.roll(1, 1))),
     Mutant("past off by one", ATTENTION, argument(store.Dense, "append", 3, one_later)),
     Mutant("lengths ignored in the ring", ATTENTION, argument(store.Ring, "_turn", 3, unpadded)),
     Mutant("grown buffer empty", ATTENTION, instead(store.Dense, "_grow", grown_empty)),
@@ -437,7 +437,9 @@ MUTANTS: tuple[Mutant, ...] = (
         (*HYPER, *TWO_WAY),
         result(hyper_ops, "_drawn", lambda found: (found[0], found[1].clamp(max=0))),
     ),
-    Mutant("sampled keys of another block left out", HYPER, argument(hyper_ops, "_others", 2, lambda o: o.flip(-1))),
+    Mutant(
+        "sampled keys of another block left out", HYPER, argument(hyper_ops, "_sample_scores", 2, lambda o: o.flip(-1))
+    ),
     Mutant("padding sorted with the rest", TWO_WAY, argument(hyper_ops, "_sorted", 1, nothing)),
     Mutant("padding sampled", TWO_WAY, argument(hyper_ops, "_drawn", 1, nothing)),
     Mutant("parts joined with equal shares", HYPER, instead(hyper_ops, "_joined", equal_shares)),
@@ -580,8 +582,10 @@ MUTANTS: tuple[Mutant, ...] = (
         MEMORY,
         instead(segmentation, "documents", lambda f: lambda segments: f(segments * 0)),
     ),
-    Mutant("a patch reads itself", PATCHES, argument(megabyte.Megabyte, "_said", 1, lambda h: h.roll(-1, 1))),
-    Mutant("positions of a patch turned around", PATCHES, result(megabyte.Megabyte, "_said", lambda s: s.flip(2))),
+    Mutant("a patch reads itself", PATCHES, argument(megabyte.Megabyte, "_project_signal", 1, lambda h: h.roll(-1, 1))),
+    Mutant(
+        "positions of a patch turned around", PATCHES, result(megabyte.Megabyte, "_project_signal", lambda s: s.flip(2))
+    ),
     Mutant("a patch begins with the last value", PATCHES, instead(megabyte.Megabyte, "_begun", shifted_only)),
     Mutant("values of the patch not kept", PATCHES, argument(megabyte, "PatchState", 3, torch.zeros_like)),
     Mutant("signal of the patch not kept", PATCHES, argument(megabyte, "PatchState", 2, torch.zeros_like)),

@@ -54,9 +54,9 @@ def _row(curve: GrowthCurve, first: GrowthCurve) -> list[str]:
     crossed = None if curve is first else crossover(curve, first)
     return [
         curve.name,
-        _told(curve.exponent("seconds")),
+        _format_exponent(curve.exponent("seconds")),
         f"{theory.time:g}" if theory else "?",
-        _told(curve.exponent("peak_bytes")),
+        _format_exponent(curve.exponent("peak_bytes")),
         f"{theory.memory:g}" if theory else "?",
         path,
         steps,
@@ -67,7 +67,7 @@ def _row(curve: GrowthCurve, first: GrowthCurve) -> list[str]:
     ]
 
 
-def _told(exponent: Exponent | None) -> str:
+def _format_exponent(exponent: Exponent | None) -> str:
     return "not fitted" if exponent is None else f"{exponent.value:.2f} ± {exponent.half:.2f}"
 
 

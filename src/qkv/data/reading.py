@@ -112,13 +112,13 @@ def kept(key: Hashable, read: Callable[[], T]) -> T:
     on.
     """
     reading = _reading.get()
-    return read() if reading is None else _found(reading.kept, key, read)
+    return read() if reading is None else _get_or_make(reading.kept, key, read)
 
 
 def fact(key: Hashable, find: Callable[[], T]) -> T:
     """Return a small result of ``find`` for ``key``, such as a digest, cached until the end of the reading."""
     reading = _reading.get()
-    return find() if reading is None else _found(reading.facts, key, find)
+    return find() if reading is None else _get_or_make(reading.facts, key, find)
 
 
 def latest(name: Hashable, key: Hashable, make: Callable[[], T]) -> T:
@@ -174,7 +174,7 @@ def release() -> None:
         reading.kept.clear()
 
 
-def _found(shelf: dict[Hashable, Any], key: Hashable, make: Callable[[], T]) -> T:
+def _get_or_make(shelf: dict[Hashable, Any], key: Hashable, make: Callable[[], T]) -> T:
     if key not in shelf:
         shelf[key] = make()
     return shelf[key]

@@ -79,7 +79,7 @@ class TextFrontend(PlacedFrontend):
         """Embed tokens and types, without positions -> (B, N, D)."""
         x = self._vectors(signal.values)
         if self.part.mask_token is not None:
-            x = x * self._kept(signal.values == self.part.mask_token, context.valid)[..., None].to(x.dtype)
+            x = x * self._token_factors(signal.values == self.part.mask_token, context.valid)[..., None].to(x.dtype)
         if self.scale != 1.0:
             # The scale is rounded to the vectors' precision, as in Gemma's training; in fp32 nothing changes.
             x = x * x.new_full((), self.scale)
@@ -97,7 +97,7 @@ class TextFrontend(PlacedFrontend):
         return torch.where(ids[..., None] < 0, self.query, lookup(ids.clamp(min=0), matrix_of(self.table)))
 
     @staticmethod
-    def _kept(masked: Tensor, valid: Tensor | None) -> Tensor:
+    def _token_factors(masked: Tensor, valid: Tensor | None) -> Tensor:
         """Compute factors (B, N) of token vectors: 0 at ``masked`` tokens, else 0.88 / (1 - their share in the row)."""
         real = torch.ones_like(masked) if valid is None else valid
         share = (masked & real).sum(1, keepdim=True) / real.sum(1, keepdim=True)

@@ -142,7 +142,7 @@ def read_published(
         tuple(ignored),
         (*ignored_keys(family, config), *unused_settings(folder, config)),
         beginning(folder, config) if model.encoder is not None else (),
-        _kept(family, architecture, stored, precision),
+        _read_extra(family, architecture, stored, precision),
         checkpoint.adapter,
         processor,
         Counter(form for tensor in stored.values() if (form := getattr(tensor, "form", ""))),
@@ -296,7 +296,7 @@ def _ignored(
     return ignored
 
 
-def _kept(
+def _read_extra(
     family: Family, architecture: str, stored: Mapping[str, Stored], dtype: torch.dtype | None
 ) -> dict[str, Tensor]:
     """Read the stored tensors that qkv's model lacks but an export writes back unchanged, by published name."""

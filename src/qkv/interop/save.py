@@ -97,7 +97,7 @@ def save_published(
         folder.mkdir(parents=True, exist_ok=True)
         tensors = published_tensors(model, cover.family, cover.architecture)
         copies = {name: tensors[source].clone() for name, source in cover.family.copies(model.spec).items()}
-        write_tensors(folder / WEIGHTS, {**tensors, **copies, **_kept(kept or {}, cover, model)})
+        write_tensors(folder / WEIGHTS, {**tensors, **copies, **_extra_tensors(kept or {}, cover, model)})
         write_json(folder / CONFIG, config)
         if model.spec.frontend.reads_tokens:
             ids = {key: value for key, value in config.items() if key.endswith("_token_id")}
@@ -112,7 +112,7 @@ def save_published(
     return cover
 
 
-def _kept(extra: Mapping[str, Tensor], cover: Covering, model: nn.Module) -> dict[str, Tensor]:
+def _extra_tensors(extra: Mapping[str, Tensor], cover: Covering, model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of ``extra`` that files of this architecture may hold, in the model's dtype."""
     reasons, dtype = cover.family.kept(cover.architecture), next(model.parameters()).dtype
     return {name: tensor.to(dtype) for name, tensor in extra.items() if reason_for(name, reasons) is not None}

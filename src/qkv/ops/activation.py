@@ -52,9 +52,9 @@ class Activation:
 
     def choice(self) -> Choice:
         """Return the implementation for inference; it is timed once, and the result is cached."""
-        return chosen(_OP, self.name) or choose(_OP, self.name, self._decided, self._known())
+        return chosen(_OP, self.name) or choose(_OP, self.name, self._decided, self._implementations())
 
-    def _known(self) -> list[str]:
+    def _implementations(self) -> list[str]:
         return ["torch", "native"] if library.available() else ["torch"]
 
     def _decided(self) -> Choice:

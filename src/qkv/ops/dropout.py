@@ -21,17 +21,17 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
         return F.dropout(x, p)
     level = round(p * _LEVELS)
     # A custom operator while compiling, since the compiler would draw other random numbers.
-    draw = _boxed_kept if torch.compiler.is_compiling() else _kept
+    draw = _boxed_kept if torch.compiler.is_compiling() else _draw_mask
     return x * draw(x, level).to(x.dtype).mul_(_LEVELS / (_LEVELS - level))
 
 
-def _kept(x: Tensor, level: int) -> Tensor:
+def _draw_mask(x: Tensor, level: int) -> Tensor:
     """Draw a dropout mask of the shape of x: False with probability level / 2¹⁶."""
     drawn = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
     return drawn[: x.numel()].view(x.shape) >= level - _LEVELS // 2
 
 
-_boxed_kept = torch.library.custom_op("qkv::kept", _kept, mutates_args=())
+_boxed_kept = torch.library.custom_op("qkv::kept", _draw_mask, mutates_args=())
 
 
 @_boxed_kept.register_fake

@@ -62,7 +62,7 @@ class MetricsLog:
         The file is replaced atomically.
         """
         self.flush()
-        lines = b"".join(_kept(self.path, step))
+        lines = b"".join(_rows_until(self.path, step))
         if len(lines) == os.fstat(self._file).st_size:
             return
         write_file(self.path, lines)
@@ -145,7 +145,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def _kept(path: Path, step: int) -> Iterator[bytes]:
+def _rows_until(path: Path, step: int) -> Iterator[bytes]:
     later = False
     for line, row in _rows(path):
         if isinstance(row.get("step"), (int, float)):

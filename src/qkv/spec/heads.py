@@ -136,7 +136,7 @@ class Classes(Head):
         return self.changed(num_classes=None)
 
 
-def _known(value: Any) -> Any:
+def _check_poolings(value: Any) -> Any:
     """Validate a pooling or a list of poolings. Raises ``ValueError``, as pydantic requires, for an unknown name."""
     several: list[Any] = [*cast("Iterable[Any]", value)] if isinstance(value, list | tuple) else [value]
     if not several:
@@ -156,7 +156,7 @@ class Pooled(Head):
     """
 
     pools = True
-    pooling: Annotated[PoolingName | tuple[PoolingName, ...], BeforeValidator(_known)] = "mean"
+    pooling: Annotated[PoolingName | tuple[PoolingName, ...], BeforeValidator(_check_poolings)] = "mean"
 
     @property
     def poolings(self) -> tuple[PoolingName, ...]:

@@ -179,9 +179,9 @@ class Ring(Dense):
             return super().append(keys, values, arrival)
         if keys.shape[2] == 1:  # the overwritten slot belongs to a position that has just left the window
             self._turn(keys, values, arrival)
-            slots = arrival.once(("ring", self.window, self.sinks), lambda: self._held(arrival.after_tensor))
+            slots = arrival.once(("ring", self.window, self.sinks), lambda: self._slot_positions(arrival.after_tensor))
             return View(self.keys, self.values, slots[:, : self.keys.shape[2]], recent=arrival.start is not None)
-        before = arrival.once(("ring", self.window, self.sinks), lambda: self._held(arrival.past_tensor))[
+        before = arrival.once(("ring", self.window, self.sinks), lambda: self._slot_positions(arrival.past_tensor))[
             :, : self.keys.shape[2]
         ]
         new = arrival.positions if arrival.real is None else arrival.positions.masked_fill(~arrival.real, -1)
@@ -208,7 +208,7 @@ class Ring(Dense):
             keys, values, torch.where(positions < sinks, positions, sinks + (positions - sinks) % window), lasting
         )
 
-    def _held(self, past: Tensor) -> Tensor:
+    def _slot_positions(self, past: Tensor) -> Tensor:
         """Return the position in each slot after ``past`` (B) positions were read, (B, window + sinks); -1 if empty."""
         window, sinks = self.window, self.sinks
         slot = torch.arange(window + sinks, device=past.device)[None]

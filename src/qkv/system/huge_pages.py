@@ -20,11 +20,11 @@ SIZE, ALIGNMENT = 1 << 21, 64
 
 def possible(setting: Path = SETTING) -> bool:
     """Return whether the system grants huge pages on request (``madvise``), and ``QKV_WITHOUT`` permits them."""
-    return not turned_off("huge-pages") and _given(setting)
+    return not turned_off("huge-pages") and _system_allows(setting)
 
 
 @cache
-def _given(setting: Path) -> bool:
+def _system_allows(setting: Path) -> bool:
     try:
         chosen = setting.read_text()
     except OSError:

@@ -72,7 +72,7 @@ class ExampleTask(Task):
 
     def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
         records = open_rows(recipe.data, self.roles, source, OTHER)
-        rows, unknown = self._known(records, vocabulary)
+        rows, unknown = self._rows_with_known_labels(records, vocabulary)
         note = shared(rows, source, own.records[TRAIN], self.roles) if isinstance(own, ExampleDataset) else ""
         notes = (*unknown, *([note] if note else []))
         records = replace(records, splits={OTHER: rows})
@@ -81,7 +81,9 @@ class ExampleTask(Task):
             dataset.fitted_on, dataset.fitted_examples = own.fitted_on, own.fitted_examples
         return dataset
 
-    def _known(self, records: Records, vocabulary: Vocabulary) -> tuple[list[dict[str, Any]], list[str]]:
+    def _rows_with_known_labels(
+        self, records: Records, vocabulary: Vocabulary
+    ) -> tuple[list[dict[str, Any]], list[str]]:
         """Return (rows whose labels occurred in training, notes about the others). Raises ``UserError`` if no label
         occurred.
         """

@@ -130,11 +130,11 @@ def _content(token: Any) -> str:
 
 def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
     if _family(settings, "") in BYTES:
-        return _made(folder, settings, tuple(BYTES), _bytes)
+        return _make_core(folder, settings, tuple(BYTES), _bytes)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return _made(folder, settings, BYTE_BPE, _byte_bpe)
+        return _make_core(folder, settings, BYTE_BPE, _byte_bpe)
     if (folder / "vocab.txt").is_file():
-        return _made(folder, settings, WORDPIECE, _wordpiece)
+        return _make_core(folder, settings, WORDPIECE, _wordpiece)
     if model_file := next((name for name in SENTENCEPIECE if (folder / name).is_file()), None):
         sentence = "load it with transformers and save it again to get a tokenizer.json"
         raise UserError(f"{folder} holds a SentencePiece model ({model_file}) and no {FILE_NAME}; {sentence}")
@@ -144,7 +144,7 @@ def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> tokenizers.Token
 Make = Callable[[Path, dict[str, Any]], tokenizers.Tokenizer]
 
 
-def _made(folder: Path, settings: dict[str, Any], families: tuple[str, ...], make: Make) -> tokenizers.Tokenizer:
+def _make_core(folder: Path, settings: dict[str, Any], families: tuple[str, ...], make: Make) -> tokenizers.Tokenizer:
     if _family(settings, families[0]) not in families:
         sentence = f"load it with transformers and save it again to get a {FILE_NAME}"
         named = settings["tokenizer_class"]

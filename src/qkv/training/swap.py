@@ -262,10 +262,13 @@ def _rows(figures: Mapping[str, Figures], length: int, memory: int) -> list[list
         "state": f"state after {length:,} positions",
         "longest": f"longest row in {size(memory)}",
     }
-    return [[titles.get(name, words(name)), *(_shown(name, of.get(name)) for of in figures.values())] for name in names]
+    return [
+        [titles.get(name, words(name)), *(_format_figure(name, of.get(name)) for of in figures.values())]
+        for name in names
+    ]
 
 
-def _shown(name: str, value: float | None) -> str:
+def _format_figure(name: str, value: float | None) -> str:
     if value is None:
         return ""
     if name == "longest":

@@ -67,7 +67,7 @@ def ask_command(
 
     form, columns = prompting.form(), dict(named_values("--column", column))
     demonstrations = prompting.example_rows(columns)
-    questions = _given(inputs or [], form) if data is None else read_rows(data, form, "--data", columns, False)
+    questions = _rows_of_texts(inputs or [], form) if data is None else read_rows(data, form, "--data", columns, False)
     loaded = load(folder, copy=copy)
     settings: dict[str, Any] = {"by": by, "calibrate": calibrate, "num_examples": prompting.num_examples, "seed": seed}
     results = ask(loaded, questions.rows, demonstrations.rows, questions.options or option, form.text, **settings)
@@ -77,7 +77,7 @@ def ask_command(
     _tell_accuracy(questions, results)
 
 
-def _given(inputs: list[str], form: Template) -> FewShotRows:
+def _rows_of_texts(inputs: list[str], form: Template) -> FewShotRows:
     """Convert texts on the command line to rows. Raises ``UserError`` if the template has several fields."""
     from qkv.runs.inference.ask import FewShotRows
 

@@ -60,7 +60,7 @@ def search_command(
     if not questions:
         raise UserError("no query is given: standard input is empty")
     options: dict[str, Any] = {"poolings": tuple(pooling)} if pooling else {}
-    results = _found(folder, file, questions, top, column, prompt, text_prompt, options)
+    results = _search(folder, file, questions, top, column, prompt, text_prompt, options)
     if as_json:
         for query, hits in zip(questions, results, strict=True):
             typer.echo(json.dumps({"query": query, "hits": [hit._asdict() for hit in hits]}, ensure_ascii=False))
@@ -77,7 +77,7 @@ def hits_rows(hits: Sequence[Hit]) -> list[tuple[float, int, str]]:
     return [(round(hit.score, 4), hit.line, hit.text) for hit in hits]
 
 
-def _found(folder: Path, file: Path, queries: list[str], top: int, *settings: Any) -> list[list[Hit]]:
+def _search(folder: Path, file: Path, queries: list[str], top: int, *settings: Any) -> list[list[Hit]]:
     """Search for all queries; show progress on standard error while the index is built."""
     from qkv.report.progress import Progress
     from qkv.runs.inference.search import search

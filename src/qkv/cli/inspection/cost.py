@@ -116,7 +116,7 @@ def _grow(specs: list[str], overrides: Iterable[str], longest: int, as_json: boo
     models = [find_model(name, changes).model for name in specs]
     curves: list[GrowthCurve] = []
     for name, model in zip(specs, models, strict=True):
-        curves.append(growth_curve(name, model, longest, tell=lambda point, name=name: _told(name, point)))
+        curves.append(growth_curve(name, model, longest, tell=lambda point, name=name: _print_point(name, point)))
         if not as_json:
             print_table(name, *points_table(curves[-1]))
             typer.echo()
@@ -126,7 +126,7 @@ def _grow(specs: list[str], overrides: Iterable[str], longest: int, as_json: boo
     print_table("exponents of the number N of positions", *summary(curves))
 
 
-def _told(name: str, point: GrowthPoint) -> None:
+def _print_point(name: str, point: GrowthPoint) -> None:
     typer.echo(f"{name}: {point.length:,} positions, {point.seconds:.3g} s", err=True)
 
 

@@ -78,7 +78,7 @@ def table_of(verb: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]
     if verb == FINETUNE and _trains_on_text(values, begun):
         return values.pop("data"), {**values, **begun}
     if verb == FINETUNE:
-        verb = _told(values, begun)
+        verb = _infer_verb(values, begun)
     elif "task" in values:
         raise UserError(f"--task is an option of 'qkv train finetune'; {verb!r} already names the task")
     values.pop("task", None)
@@ -102,7 +102,7 @@ def _trains_on_text(options: Mapping[str, Any], begun: Mapping[str, Any]) -> boo
     return is_text(options["data"]) and table_without_task(options["data"]) is None
 
 
-def _told(values: Mapping[str, Any], begun: Mapping[str, Any]) -> str:
+def _infer_verb(values: Mapping[str, Any], begun: Mapping[str, Any]) -> str:
     """Return the verb that 'finetune' stands for: named by --task, or inferred from the options and the data.
 
     Raises ``UserError``.

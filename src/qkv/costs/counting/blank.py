@@ -57,7 +57,7 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """
     inputs = tensors((args, kwargs))
     if not inputs:
-        return _made(func, args, kwargs)
+        return _create(func, args, kwargs)
     if not any(isinstance(t, Blank) for t in inputs) and all(t.numel() <= SMALL for t in inputs):
         shape = _broadcast(inputs) if torch.Tag.pointwise in func.tags else ()
         if shape.numel() <= SMALL if shape else True:
@@ -82,7 +82,7 @@ _READS = {_aten._local_scalar_dense.default, _aten.equal.default, _aten.is_nonze
 _RESHAPES = {"t_", "transpose_", "squeeze_", "unsqueeze_", "resize_", "swapaxes_"}
 
 
-def _made(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _create(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a function that creates a tensor. The result has values if it is a small integer or boolean tensor, or a
     single number; else it is a ``Blank``.
     """

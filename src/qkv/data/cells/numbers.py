@@ -79,7 +79,7 @@ class NumberForm(NamedTuple):
         """Return a sentence on how the numbers of the column ``name`` are read; "" if they are plain."""
         if not self.example:
             return ""
-        return f"numbers of {name!r} are read with {self._words}, such as {self.example!r} as {self._shown}"
+        return f"numbers of {name!r} are read with {self._words}, such as {self.example!r} as {self._format_example}"
 
     @property
     def _words(self) -> str:
@@ -95,7 +95,7 @@ class NumberForm(NamedTuple):
         return bool(self.example) and not self.question and any(mark in self.example for mark in ".,")
 
     @property
-    def _shown(self) -> str:
+    def _format_example(self) -> str:
         return f"{self.read(self.example):.15g}"
 
     def doubt(self, name: str, option: str) -> str:

@@ -139,7 +139,7 @@ class _Reader:
         values, covariates = (read.numbers(names) for names in (self.columns.channels, self.columns.known))
         placed = {name: self._placed(order, stamps, step) for name, order in orders.items()}
         series = [self._series(name, orders[name], stamps, step, placed[name], values, covariates) for name in orders]
-        notes += self._told(series, stamps, step)
+        notes += self._step_notes(series, stamps, step)
         notes += self._sharing(orders, placed, stamps)
         notes += self._gaps(series, values, read.wrong)
         days = stamps.dates and bool((stamps.values % DAY == 0).all())
@@ -195,7 +195,7 @@ class _Reader:
             raise UserError(f"{self.table.name} has one row per series, but a series needs two; give more rows")
         return guess.anchored(np.concatenate(list(stamps)))
 
-    def _told(self, series: Sequence[OneSeries], stamps: Stamps, step: Step) -> list[str]:
+    def _step_notes(self, series: Sequence[OneSeries], stamps: Stamps, step: Step) -> list[str]:
         """Return sentences on the form of the time stamps, the step, and steps without a row."""
         if self.columns.time is None:
             return []

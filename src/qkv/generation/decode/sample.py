@@ -224,7 +224,7 @@ class Sampling:
         self._proposals = {}
         for speculator, proposer in self._proposers.items():
             if speculator.gain.proposes:
-                requests = self._wanted(speculator)
+                requests = self._requests(speculator)
                 self._proposals |= proposer.propose(requests) if any(row.count for row in requests.values()) else {}
         for key, proposal in list(self._proposals.items()):
             self._shorten(key, proposal)
@@ -236,7 +236,7 @@ class Sampling:
     def _proposed(self, key: int) -> Proposal:
         return self._proposals.get(key) or Proposal([])
 
-    def _wanted(self, speculator: Speculator) -> dict[int, Wanted]:
+    def _requests(self, speculator: Speculator) -> dict[int, Wanted]:
         """Return the requests for proposals of a speculator's rows, by key, each with the number of tokens to propose.
 
         The number is limited by the tokens that the row may still gain and by the context, which must not slide within

@@ -68,7 +68,7 @@ class RetrievalAttention(KeyValueAttention):
             Older(self.part.window), sites, self.scale, dropout=dropout, top_k=self.part.num_retrieved
         )
         counts = self._searched(context) if state is not None else None
-        remote = attention(q, k, v, far) if counts is None else self._found(q, k, v, far, counts)
+        remote = attention(q, k, v, far) if counts is None else self._attend_to_retrieved(q, k, v, far, counts)
         share = (sites.query >= self.part.window).to(q.dtype)[:, None, :, None]
         share = share * self.gate.sigmoid().to(q.dtype)[:, None, None]
         out = self.offer(context.tap, "head_outputs", local + share * (remote - local))
@@ -84,7 +84,7 @@ class RetrievalAttention(KeyValueAttention):
         counts = [max(0, past - self.part.window + 1) for past in context.arrival.past]
         return counts if counts and max(counts) >= SEARCHED else None
 
-    def _found(self, q: Tensor, k: Tensor, v: Tensor, far: AttentionProblem, counts: list[int]) -> Tensor:
+    def _attend_to_retrieved(self, q: Tensor, k: Tensor, v: Tensor, far: AttentionProblem, counts: list[int]) -> Tensor:
         """Attend to the retrieved keys: the best of the first ``counts`` keys by faiss, and of the later keys.
 
         The later keys are all compared.

@@ -178,7 +178,7 @@ class Classifier(PredictionHead):
     """Classification head: logits (B, C) of each row, from its pooled vector."""
 
     def __init__(self, part: spec.ClassificationHead, width: int, table: object):
-        super().__init__(part, width, _known(part.num_classes), Pool(part.poolings, width, part.leading))
+        super().__init__(part, width, _require_count(part.num_classes), Pool(part.poolings, width, part.leading))
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         return torch.randint(self.output.out_features, (rows,), generator=generator)
@@ -190,7 +190,7 @@ class DistilledClassifier(Head):
 
     def __init__(self, part: spec.DistilledHead, width: int, table: object):
         super().__init__()
-        self.num_outputs = _known(part.num_classes)
+        self.num_outputs = _require_count(part.num_classes)
         self.first, self.second = Linear(width, self.num_outputs), Linear(width, self.num_outputs)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -207,7 +207,7 @@ class Labeller(PredictionHead):
     """Multi-label head: logits (B, C) of each row, one per label. Targets (B, C): 1 if the label applies."""
 
     def __init__(self, part: spec.LabelsHead, width: int, table: object):
-        super().__init__(part, width, _known(part.num_classes), Pool(part.poolings, width, part.leading))
+        super().__init__(part, width, _require_count(part.num_classes), Pool(part.poolings, width, part.leading))
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         return torch.randint(2, (rows, self.output.out_features), generator=generator, dtype=torch.float32)
@@ -226,7 +226,7 @@ class Tagger(PredictionHead):
     """Token classification head: logits (B, N, C) of each position."""
 
     def __init__(self, part: spec.TokenHead | spec.CRFHead, width: int, table: object):
-        super().__init__(part, width, _known(part.num_classes))
+        super().__init__(part, width, _require_count(part.num_classes))
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         return torch.randint(self.output.out_features, (rows, length), generator=generator)
@@ -422,7 +422,7 @@ class Forecaster(Head):
         return torch.where(seen, self.form.loss(restored, targets.nan_to_num()), 0).sum()
 
 
-def _known(count: int | None) -> int:
+def _require_count(count: int | None) -> int:
     if count is None:
         raise UserError("model.head.num_classes is unknown: set it, or build the model together with its data")
     return count

@@ -122,9 +122,9 @@ class Megabyte(Segmentation):
         """
         joined = self.join(x.reshape(x.shape[0], -1, self.part.size * self.width))
         start = self.start.table.to(joined.dtype).expand(x.shape[0], 1, -1)
-        return self._said(self.patches.read(torch.cat((start, joined), 1), context)[0])
+        return self._project_signal(self.patches.read(torch.cat((start, joined), 1), context)[0])
 
-    def _said(self, h: Tensor) -> Tensor:
+    def _project_signal(self, h: Tensor) -> Tensor:
         """Project outputs h (B, K, G) of the global blocks to one vector for each position of a patch, (B, K, P, D)."""
         return self.split(h).unflatten(-1, (self.part.size, self.width))
 
@@ -153,7 +153,7 @@ class Megabyte(Segmentation):
             new = picked(joined, (lead + torch.arange(count, device=now.device)).clamp(max=joined.shape[1] - 1))
             past = [p // now.size + 1 if p else 0 for p in now.past]
             h, patches = self.patches.read(new, _inside(past, read, count, batch, context, now.device), patches)
-            signals = torch.cat((signals, self._said(h).to(signals.dtype)), 1)
+            signals = torch.cat((signals, self._project_signal(h).to(signals.dtype)), 1)
         lead = column(now.begins, now.device).long()
         places = (lead + torch.arange(values.shape[1], device=now.device)).clamp(max=signals.shape[1] - 1)
         return picked(signals.flatten(2), places).view_as(values), patches

@@ -106,7 +106,7 @@ def choice(kind: str, transposed: bool = False) -> Choice:
         runs = {name: _chain(TWINS[name], x, weights) for name in _candidates(kind, transposed)}
         return _decided(case, runs, f"forward and backward of {maps} maps at {rows} × {inner} × {outer}")
 
-    return chosen("linear", case) or choose("linear", case, decide, _known(kind))
+    return chosen("linear", case) or choose("linear", case, decide, _implementations(kind))
 
 
 def row_choice(inner: int, outer: int, transposed: bool = False) -> Choice:
@@ -126,7 +126,7 @@ def row_choice(inner: int, outer: int, transposed: bool = False) -> Choice:
 
     best = chosen("linear", case)
     if best is None:
-        best = choose("linear", case, decide, TWINS if size < _SMALLEST_ROW else _known(_ONE))
+        best = choose("linear", case, decide, TWINS if size < _SMALLEST_ROW else _implementations(_ONE))
     return best
 
 
@@ -137,7 +137,7 @@ def _ones(outer: int, inner: int, transposed: bool) -> Tensor:
     return weight.t() if transposed else weight
 
 
-def _known(kind: str) -> list[str]:
+def _implementations(kind: str) -> list[str]:
     """Return the names of the implementations that a cached choice may name.
 
     This function does not check whether torch and oneDNN compute exactly here: the check would compute products while

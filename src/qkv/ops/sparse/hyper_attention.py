@@ -161,7 +161,7 @@ def _estimated(
     alone = keys.shape[2] == 1  # one block holds all keys
     if not alone:
         sample, weights = _drawn(v, lengths[1], noise.draws, how)
-        scores = torch.cat((scores, _others(queries, k, by_key, sample, weights)), -1)
+        scores = torch.cat((scores, _sample_scores(queries, k, by_key, sample, weights)), -1)
     blind = scores.detach().amax(-1, keepdim=True) == -torch.inf
     sums = scores.masked_fill(blind, 0.0).logsumexp(-1)
     shares = F.dropout((scores - sums[..., None]).exp().to(v.dtype), how.dropout)
@@ -172,7 +172,7 @@ def _estimated(
     return Attended(_at(outs, back), sums.flatten(2).gather(-1, back))
 
 
-def _others(queries: Tensor, k: Tensor, by_key: Tensor, sample: Tensor, weights: Tensor) -> Tensor:
+def _sample_scores(queries: Tensor, k: Tensor, by_key: Tensor, sample: Tensor, weights: Tensor) -> Tensor:
     """Compute scores plus log weights (B, H, n, size, m) for sampled keys; -inf for keys in the query's block."""
     blocks, size = queries.shape[2:4]
     logits = (queries.flatten(2, 3) @ _at(k, sample).mT + weights[:, :, None]).unflatten(2, (blocks, size))

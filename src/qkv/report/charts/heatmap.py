@@ -118,7 +118,7 @@ class _Drawing:
         chart = self.chart
         about = (
             f"{self.height} rows, {self.count} columns, colours from {short(self.scale.low)} to "
-            f"{short(self.scale.high)}. {self._told()}"
+            f"{short(self.scale.high)}. {self._describe()}"
         )
         axes = " → ".join(
             label
@@ -137,7 +137,7 @@ class _Drawing:
         size = (chart.width, max(self.bottom, self.top + 60) + 8)
         return frame.svg(size, chart.title, f"{chart.description} {about}".strip(), frame.lines(body), standalone)
 
-    def _told(self) -> str:
+    def _describe(self) -> str:
         """Build the text alternative of the map: all values of a small map, the largest values of a large map."""
         cells = [
             (i, j, v)

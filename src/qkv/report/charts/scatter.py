@@ -42,7 +42,7 @@ class ScatterPlot:
         """
         top = 34 + 18 * self._legend_places()[-1][1] if self.groups else 24
         body = [frame.heading(self.title), *self._legend(), *self._points(top + 14)]
-        return frame.svg((self.width, self.height), self.title, self._told(), frame.lines(body), standalone)
+        return frame.svg((self.width, self.height), self.title, self._describe(), frame.lines(body), standalone)
 
     def _repr_svg_(self) -> str:
         """SVG for notebooks."""
@@ -57,7 +57,7 @@ class ScatterPlot:
         groups = [{"name": name, "points": [list(point) for point in points]} for name, points in self.groups]
         return {"title": self.title, "groups": groups}
 
-    def _told(self) -> str:
+    def _describe(self) -> str:
         counts = ", ".join(f"{name} {len(points):,}" for name, points in self.groups)
         return f"Points by group: {counts or 'none'}."
 

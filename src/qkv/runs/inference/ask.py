@@ -67,7 +67,7 @@ def read_rows(source: str, template: Template, option: str, columns: Mapping[str
     """
     fields = [Role(name, "text", _TEXT if name == "text" else (name,)) for name in template.fields]
     table = table_of(source, Data(source=source), (*fields, _LABEL), option)
-    extra_roles, settings = _wanted(table, columns, labelled)
+    extra_roles, settings = _roles_to_read(table, columns, labelled)
     choice = choose(table, [*fields, *extra_roles], settings, option)
     values = Values([*fields, *extra_roles], choice.columns, missing=table.missing, separator=choice.separator)
     several = [] if _OPTIONS in extra_roles else None
@@ -89,7 +89,7 @@ def read_rows(source: str, template: Template, option: str, columns: Mapping[str
     return questions
 
 
-def _wanted(table: Table, columns: Mapping[str, str], labelled: bool) -> tuple[list[Role], dict[str, str]]:
+def _roles_to_read(table: Table, columns: Mapping[str, str], labelled: bool) -> tuple[list[Role], dict[str, str]]:
     """Return (roles to read among label and options, field -> column). A role is read if it is required, if the caller
     names its column, or if the table has a column of that name.
     """

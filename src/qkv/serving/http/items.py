@@ -114,7 +114,7 @@ class ResponseLayout(AnswerLayout):
                 raise_failed(piece)
                 written += len(piece.tokens)
                 choice = request.form.delta(index, piece)
-                for name, fields in _told(output, choice) if choice else ():
+                for name, fields in _add_choice(output, choice) if choice else ():
                     yield _event(name, fields, number)
                     number += 1
                 if choice and choice["finish_reason"]:
@@ -143,7 +143,7 @@ class ResponseLayout(AnswerLayout):
         }
 
 
-def _told(output: Output, choice: Mapping[str, Any]) -> Iterator[Event]:
+def _add_choice(output: Output, choice: Mapping[str, Any]) -> Iterator[Event]:
     """Add a chunk of a choice to ``output``; yield the events."""
     delta = choice["delta"]
     yield from output.add(delta.get("content", ""), delta.get("tool_calls", ()), _scores(choice))

@@ -29,11 +29,11 @@ def open_socket(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         listener.close()
-        raise _taken(host, port, error) from None
+        raise _listen_error(host, port, error) from None
     return listener
 
 
-def _taken(host: str, port: int, error: Exception) -> UserError:
+def _listen_error(host: str, port: int, error: Exception) -> UserError:
     reason = str(getattr(error, "strerror", None) or error).lower()
     return UserError(f"the server cannot listen at {host}, port {port}: {reason}; give another --port")
 
@@ -44,7 +44,7 @@ def listen(opened: socket.socket) -> None:
         opened.listen(512)
     except OSError as error:
         host, port, *_ = opened.getsockname()
-        raise _taken(host, port, error) from None
+        raise _listen_error(host, port, error) from None
 
 
 class HttpServer(uvicorn.Server):

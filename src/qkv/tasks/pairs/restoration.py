@@ -102,7 +102,7 @@ class RestorationTask(TextTask):
         return {"loss": loss, "perplexity": exponential(loss)}
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
-        rows = self._shown(model, dataset, split, recipe, _SHOWN)
+        rows = self._write_rows(model, dataset, split, recipe, _SHOWN)
         table = {
             "kind": "examples",
             "title": "Generated text",
@@ -112,14 +112,16 @@ class RestorationTask(TextTask):
         return Evaluation(self.figures(seen, dataset.scale(split)), [table])
 
     def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
-        rows = self._shown(model, dataset, VALIDATION, recipe, 2)
+        rows = self._write_rows(model, dataset, VALIDATION, recipe, 2)
         return "\n\n".join(f"{source}\n→ {text}\n  ({target})" for source, text, target in rows)
 
     def _greedy(self, recipe: Recipe) -> Generation:
         """Return settings for greedy decoding up to the length of the longest training target."""
         return Generation(max_new_tokens=self.sizes(self.window(recipe))[1], temperature=0.0)
 
-    def _shown(self, model: Transformer, dataset: Dataset, split: str, recipe: Recipe, count: int) -> list[list[str]]:
+    def _write_rows(
+        self, model: Transformer, dataset: Dataset, split: str, recipe: Recipe, count: int
+    ) -> list[list[str]]:
         vocabulary = dataset.vocabulary
         decode = vocabulary.tokenizer.decode
         pairs = _pairs(next(iter(dataset.rows(split, 1))), marks(vocabulary)[1])[:count]

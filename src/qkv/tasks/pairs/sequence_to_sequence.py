@@ -169,7 +169,7 @@ class SequenceToSequenceTask(ExampleTask):
         rows = dataset.records[VALIDATION][:3]
         written = self.write(model, dataset.vocabulary, recipe, rows)
         return "\n\n".join(
-            f"{self._told(row, recipe, dataset.vocabulary)}\n→ {text}\n  ({row['target']})"
+            f"{self._format_source(row, recipe, dataset.vocabulary)}\n→ {text}\n  ({row['target']})"
             for row, text in zip(rows, written, strict=True)
         )
 
@@ -184,7 +184,7 @@ class SequenceToSequenceTask(ExampleTask):
         lengths = [len(vocabulary.tokenizer.encode(text_in(row, role))) for row in rows]
         return [{"answer": text} | cut.note(length, role) for text, length in zip(texts, lengths, strict=True)]
 
-    def _told(self, row: Mapping[str, Any], recipe: Recipe, vocabulary: Vocabulary) -> str:
+    def _format_source(self, row: Mapping[str, Any], recipe: Recipe, vocabulary: Vocabulary) -> str:
         """Format the source of a row as a text for tables."""
         reader = self.reader(recipe, vocabulary)
         return reader.shown(row) if isinstance(reader, InputsEncoder) else row["source"]
@@ -222,7 +222,7 @@ class SequenceToSequenceTask(ExampleTask):
         rows = dataset.records[split]
         written = self.write(model, dataset.vocabulary, recipe, rows)
         evaluation = self.compare(written, rows)
-        sources = [self._told(row, recipe, dataset.vocabulary) for row in rows[:_SHOWN]]
+        sources = [self._format_source(row, recipe, dataset.vocabulary) for row in rows[:_SHOWN]]
         examples = [[source, text, row["target"]] for source, row, text in zip(sources, rows, written, strict=False)]
         table = {
             "kind": "examples",

@@ -71,10 +71,10 @@ class MaskedTokensTask(FillInTask):
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         """Compute -Σ log p(masked token) over the batch, in nats."""
-        return loss_of_vectors(model, *_asked(model, batch, tap), tap=tap)
+        return loss_of_vectors(model, *_run_at_targets(model, batch, tap), tap=tap)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
-        vectors, targets = _asked(model, batch)
+        vectors, targets = _run_at_targets(model, batch)
         loss, right = vectors.new_zeros((), dtype=single_or_wider(vectors.dtype)), 0
         for some, ids in zip(vectors.split(_ROWS), targets.split(_ROWS), strict=True):
             logits = model.head(some)
@@ -126,7 +126,7 @@ def padding(batch: Batch) -> np.ndarray:
     return np.zeros(ids.shape, bool) if lengths is None else np.arange(ids.shape[1]) >= lengths.numpy()[:, None]
 
 
-def _asked(model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
+def _run_at_targets(model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
     hidden, _ = model.features(batch.input, tap=tap)
     return at_targets(hidden, batch.targets)
 

@@ -81,14 +81,14 @@ class TokenClassificationTask(ExampleTask):
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
         tags = [tag for row in records.splits[TRAIN] for tag in row["tags"]]
-        return with_class_weights(recipe, tags, _known(records))
+        return with_class_weights(recipe, tags, _all_tags(records))
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
         """Build the list of tags from all splits and, unless the model reads words, the tokenizer from training data.
 
         A tag that is missing in training cannot be learned, but its errors are counted.
         """
-        tags = _known(records)
+        tags = _all_tags(records)
         if len(tags) < 2:
             raise UserError(
                 f"data.source: every word of {records.name!r} has the tag {tags[0]!r}, "
@@ -202,7 +202,7 @@ class TokenClassificationTask(ExampleTask):
         return answers
 
 
-def _known(records: Records) -> list[str]:
+def _all_tags(records: Records) -> list[str]:
     """Return the tags of all splits, in the order of the classes."""
     return sorted({tag for rows in records.splits.values() for row in rows for tag in row["tags"]})
 

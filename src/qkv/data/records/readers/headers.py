@@ -106,14 +106,14 @@ def read_header(name: str, records: Callable[[], Iterable[Fields]]) -> TableHead
         names[i] = next(UNNAMED.format(k) for k in itertools.count(i) if UNNAMED.format(k) not in names)
     empty = _empty(unnamed, records, titles + 1) if unnamed else set[int]()
     result = TableHeader(tuple(names), tuple(i for i in range(len(names)) if i not in empty), titles + 1)
-    return result._replace(notes=(*notes, *_told(name, result, [i for i in unnamed if i not in empty])))
+    return result._replace(notes=(*notes, *_column_notes(name, result, [i for i in unnamed if i not in empty])))
 
 
 def _lines(count: int) -> str:
     return "the line" if count == 1 else f"the {count} lines"
 
 
-def _told(name: str, header: TableHeader, unnamed: Sequence[int]) -> list[str]:
+def _column_notes(name: str, header: TableHeader, unnamed: Sequence[int]) -> list[str]:
     """Return sentences on the columns without a name: those that are ignored, and those that hold values."""
     empty = len(header.names) - len(header.kept)
     notes = []

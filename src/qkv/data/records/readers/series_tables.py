@@ -64,13 +64,15 @@ def with_series(table: Table, roles: Sequence[Role], settings: Mapping[str, str]
     if column is not None and ("," in column or TO in column):
         columns = named_columns(table, column, f"{option}.{role.name}")
         return _joined(table, column, columns)
-    used_columns = _taken(table, [other for other in roles if other is not role], settings)
+    used_columns = _columns_of_other_roles(table, [other for other in roles if other is not role], settings)
     candidates = {name: each for name, each in profiles(table).items() if name not in used_columns}
     lists = [name for name, each in candidates.items() if each.is_series]
     if len(lists) == 1 or (not lists and len(candidates) < 2):
         return replace(table, defaults={**table.defaults, SERIES: tuple(lists)})
     if lists:
-        return _joined(table, ",".join(lists), lists, f"the lists {_shown(lists)} are taken as channels (guessed)")
+        return _joined(
+            table, ",".join(lists), lists, f"the lists {_format_columns(lists)} are taken as channels (guessed)"
+        )
     first = next(iter(candidates))
     numbers = [
         name
@@ -85,16 +87,18 @@ def with_series(table: Table, roles: Sequence[Role], settings: Mapping[str, str]
                 f"{table.name}: which column is the {other.name}? The other columns of numbers are the steps of a "
                 f"series; name it, such as {option}={{{other.name}: {table.columns[-1]}}}"
             )
-    return _joined(table, range_of(table, numbers), numbers, f"the {_shown(numbers)} are taken as steps (guessed)")
+    return _joined(
+        table, range_of(table, numbers), numbers, f"the {_format_columns(numbers)} are taken as steps (guessed)"
+    )
 
 
-def _shown(names: Sequence[str]) -> str:
+def _format_columns(names: Sequence[str]) -> str:
     if len(names) <= 4:
         return ", ".join(map(repr, names))
     return f"{len(names)} columns {names[0]!r} to {names[-1]!r}"
 
 
-def _taken(table: Table, roles: Sequence[Role], settings: Mapping[str, str]) -> set[str]:
+def _columns_of_other_roles(table: Table, roles: Sequence[Role], settings: Mapping[str, str]) -> set[str]:
     """Return the columns of the other roles: as in ``settings``, else by their usual names, or as the format defines
     them.
     """

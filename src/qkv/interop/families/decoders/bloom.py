@@ -38,19 +38,19 @@ def spec(config: Config, head: Head) -> Model:
 
     Some files use older key names.
     """
-    width = config.size(_said(config, "hidden_size", "n_embed"))
+    width = config.size(_key_in_use(config, "hidden_size", "n_embed"))
     if config.flag("slow_but_exact", False) and config.integer("pretraining_tp", 1) > 1:
         sentence = "the published code then omits the output biases of attention and feed-forward, which qkv adds"
         raise UserError(f"{config.source}: slow_but_exact is true and pretraining_tp above 1; {sentence}")
     config.fixed("apply_residual_connection_post_layernorm", False, "the residual")
     config.fixed("n_inner", 4 * width, "the feed-forward features")
     norm = LayerNorm(eps=config.number("layer_norm_epsilon", 1e-5))
-    heads = config.size(_said(config, "n_head", "num_attention_heads"))
+    heads = config.size(_key_in_use(config, "n_head", "num_attention_heads"))
     attention = Attention(num_heads=heads, relative=Alibi(), dropout=config.number("attention_dropout", 0.0))
     feed_forward = FeedForward(hidden=4 * width, activation="gelu_tanh")
     return Model(
         width=width,
-        num_layers=config.layers(_said(config, "n_layer", "num_hidden_layers")),
+        num_layers=config.layers(_key_in_use(config, "n_layer", "num_hidden_layers")),
         context_length=config.integer("seq_length", 2048),
         frontend=Text(vocab_size=config.size("vocab_size", 250880), positions=NoPositions(), norm=norm),
         blocks=(Block(branches=(attention, feed_forward), norm=norm, dropout=config.number("hidden_dropout", 0.0)),),
@@ -60,7 +60,7 @@ def spec(config: Config, head: Head) -> Model:
     )
 
 
-def _said(config: Config, name: str, older: str) -> str:
+def _key_in_use(config: Config, name: str, older: str) -> str:
     """Return the key that the config has, ``name`` or ``older``. Raises ``UserError`` if both have different values."""
     config.asked |= {name, older}
     if config.says(older) and config.says(name):
