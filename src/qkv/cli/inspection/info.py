@@ -92,19 +92,19 @@ def _data_sets() -> str:
 
     folders = [Path(os.environ["QKV_DATA"])] if os.environ.get("QKV_DATA") else []
     folders.append(cache_folder() / "data")
-    told: list[str] = []
+    lines: list[str] = []
     for name in (*NAMES, *TABLES):
         where = TABLES[name].folder or name if name in TABLES else name
         here = (name not in KNOWN and name not in TABLES) or any((folder / where).is_dir() for folder in folders)
         files = [file for split in TABLES[name].splits.values() for file in split] if name in TABLES else []
-        told.append(
+        lines.append(
             name
             if here
             else f"{name} (to be downloaded)"
             if all(file.url for file in files)
             else f"{name} (not available)"
         )
-    return ", ".join(told)
+    return ", ".join(lines)
 
 
 def _published(folder: Path) -> list[tuple[str, Any]]:
@@ -112,28 +112,28 @@ def _published(folder: Path) -> list[tuple[str, Any]]:
     from qkv.interop.load import load_published
     from qkv.interop.sentence import read_sentence
 
-    said = read_sentence(folder) if is_sentence_folder(folder) else None
-    found = load_published(said.body if said else folder)
-    spec, tokenizer = found.spec, found.tokenizer
+    sentence = read_sentence(folder) if is_sentence_folder(folder) else None
+    checkpoint = load_published(sentence.body if sentence else folder)
+    spec, tokenizer = checkpoint.spec, checkpoint.tokenizer
     rows: list[tuple[str, Any]] = [
-        ("family", f"{found.family} ({found.architecture})"),
+        ("family", f"{checkpoint.family} ({checkpoint.architecture})"),
         ("model", _stack(spec)),
         ("head", spec.head.kind.replace("_", " ")),
-        ("parameters", sum(parameter.numel() for parameter in found.model.parameters())),
-        ("precision", str(next(found.model.parameters()).dtype).removeprefix("torch.")),
-        ("quantised tensors", found.quantization or None),
+        ("parameters", sum(parameter.numel() for parameter in checkpoint.model.parameters())),
+        ("precision", str(next(checkpoint.model.parameters()).dtype).removeprefix("torch.")),
+        ("quantised tensors", checkpoint.quantization or None),
         ("context length", spec.context_length),
         ("tokenizer", f"{tokenizer.vocab_size:,} ids" if tokenizer else "none"),
-        ("classes", ", ".join(found.labels[:8]) + (" …" if len(found.labels) > 8 else "") or None),
+        ("classes", ", ".join(checkpoint.labels[:8]) + (" …" if len(checkpoint.labels) > 8 else "") or None),
     ]
-    if said:
-        normalised = ", scaled to length 1" if said.normalise else ""
+    if sentence:
+        normalised = ", scaled to length 1" if sentence.normalise else ""
         rows += [
-            ("pooling", " + ".join(said.poolings) + normalised),
-            ("embedded length", f"at most {said.max_length} tokens" if said.max_length else None),
-            ("prompts", ", ".join(said.prompts) or None),
+            ("pooling", " + ".join(sentence.poolings) + normalised),
+            ("embedded length", f"at most {sentence.max_length} tokens" if sentence.max_length else None),
+            ("prompts", ", ".join(sentence.prompts) or None),
         ]
-    rows += [("commands" if not i else "", command) for i, command in enumerate(commands_of(folder, found))]
+    rows += [("commands" if not i else "", command) for i, command in enumerate(commands_of(folder, checkpoint))]
     return [row for row in rows if row[1] is not None]
 
 
