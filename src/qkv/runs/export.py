@@ -112,8 +112,8 @@ def _write_gguf(read: _Source, file: Path, dtype: str | None, check: bool | None
     partial = file.with_name(f"{file.stem}-partial-{os.getpid()}.gguf")
     try:
         written = save_gguf(read.model, partial, read.tokenizer, dtype, read.family, read.ends)
-        asked = size_of(read.model) <= LIMIT if check is None else check
-        summary = compare_gguf(partial, written.type) if asked else "not compared with llama.cpp"
+        verify = size_of(read.model) <= LIMIT if check is None else check
+        summary = compare_gguf(partial, written.type) if verify else "not compared with llama.cpp"
         partial.replace(file)
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from None
@@ -135,12 +135,12 @@ def _write_adapter(source: Path, folder: Path, dtype: str | None, copy: bool) ->
     run = load_adapted(source, copy=copy)
     model = run.model.to(precision(dtype)) if dtype else run.model
     begun = run.recipe.start.checkpoint
-    found = save_adapter(model, run.recipe.training, folder, begun, _adapted(begun))
-    summary = f"an adapter of rank {found.config['r']} on {', '.join(found.config['target_modules'])}"
-    if found.rows is not None:
+    adapter = save_adapter(model, run.recipe.training, folder, begun, _adapted(begun))
+    summary = f"an adapter of rank {adapter.config['r']} on {', '.join(adapter.config['target_modules'])}"
+    if adapter.rows is not None:
         run.tokenizer.save(folder)
         summary += (
-            f"\nit includes a token table of {found.rows:,} rows: call model.resize_token_embeddings({found.rows}) "
+            f"\nit includes a token table of {adapter.rows:,} rows: call model.resize_token_embeddings({adapter.rows}) "
             "before loading the adapter"
         )
     return Exported(folder, summary)
@@ -185,9 +185,17 @@ def _read(source: Path, copy: bool) -> _Source:
     from qkv.tasks.pairs.pairs import marks
 
     if not (source / "spec.yaml").is_file():
-        found = load_published(source, copy=copy)
-        own = found.model, found.tokenizer, found.labels, found.family, found.begin, found.kept, found.processor
-        return _Source(*own, ends=found.sample.stop_token_ids)
+        content = load_published(source, copy=copy)
+        parts = (
+            content.model,
+            content.tokenizer,
+            content.labels,
+            content.family,
+            content.begin,
+            content.kept,
+            content.processor,
+        )
+        return _Source(*parts, ends=content.sample.stop_token_ids)
     run = load(source, copy=copy, device="cpu")  # files are written from CPU memory
     if run.recipe.quantized is not None:
         raise UserError(f"{source} has quantised weights; export the original run")
@@ -201,8 +209,8 @@ def _read(source: Path, copy: bool) -> _Source:
     begin = marks(run.vocabulary, getattr(run.recipe.task, "begin", ())).begin if run.model.encoder else ()
     tokenizer, processor = run.tokenizer if run.vocabulary.has_text else None, run.vocabulary.processor
     labels, heat = run.vocabulary.labels, run.temperature
-    found = _Source(run.model, tokenizer, labels, begin=begin, processor=processor, temperature=heat)
-    return found._replace(ends=end_ids(run), notes=notes)
+    content = _Source(run.model, tokenizer, labels, begin=begin, processor=processor, temperature=heat)
+    return content._replace(ends=end_ids(run), notes=notes)
 
 
 def _write_folder(read: _Source, folder: Path, dtype: str | None, check: bool | None) -> str:
@@ -216,11 +224,11 @@ def _write_folder(read: _Source, folder: Path, dtype: str | None, check: bool | 
     read = read._replace(model=read.model.to(precision(dtype))) if dtype else read
     with _partial(folder) as partial:
         family = _write_model(read, partial)
-        asked = size_of(read.model) <= LIMIT if check is None else check
+        verify = size_of(read.model) <= LIMIT if check is None else check
         unasked = "not compared with the transformers library, " + (
             "as it is large (option 'check')" if check is None else "as asked"
         )
-        summary = compare(read.model, partial) if asked else unasked
+        summary = compare(read.model, partial) if verify else unasked
     return f"{family}\n{summary}"
 
 
@@ -250,6 +258,6 @@ def _write_model(read: _Source, folder: Path) -> str:
             "no published family has this structure, so the folder contains its own model code, modeling_qkv.py; "
             "transformers opens it with trust_remote_code=True if qkv is installed"
         )
-    own = read.tokenizer, read.labels, read.family, read.begin, read.kept, read.processor
-    written = save_published(read.model, folder, *own, read.ends)
+    parts = read.tokenizer, read.labels, read.family, read.begin, read.kept, read.processor
+    written = save_published(read.model, folder, *parts, read.ends)
     return f"{written.family.name} ({written.architecture})"
