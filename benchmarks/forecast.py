@@ -28,7 +28,7 @@ PUBLISHED = {"etth1": {96: 0.375, 192: 0.414, 336: 0.431, 720: 0.449}, "ettm1": 
 """MSE of PatchTST/42, Nie et al. 2023, table 3."""
 PARTS = ("published", "errors", "quantiles", "uneven")
 _TIMED = ["task.dropped=0.5", "model.frontend.patch=8", "model.frontend.stride=4"]
-_ANY = "model.wide.keeps=any"
+_ANY = "wide.keeps=any"
 Table = tuple[list[str], list[list[str]]]
 """Names of the columns, and rows."""
 
@@ -144,7 +144,7 @@ def quantiles(given: argparse.Namespace) -> Table:
 def uneven(given: argparse.Namespace) -> Table:
     """Table of the MSE where half of the time stamps are left out, with and without the times of the values."""
     data, horizon, seed = next(cases(given))
-    timed, blind = [*_TIMED, "model.frontend.frequencies=16", _ANY], [*_TIMED, "model.wide=null"]
+    timed, blind = [*_TIMED, "model.frontend.frequencies=16", _ANY], [*_TIMED, "wide=null"]
     rows = list(contestants(run_of("times", data, horizon, seed, timed, given), ["mse"]))
     splits = run_of("without-times", data, horizon, seed, blind, given)
     rows.append(

@@ -102,9 +102,9 @@ def test_it_is_built(path: Path) -> None:
     head = spec.head.changed(**{name: size for name, size in sizes.items() if name in type(spec.head).model_fields})
     encoder = spec.encoder and spec.encoder.changed(frontend=spec.encoder.frontend.changed(vocab_size=65))
     frontend = spec.frontend.changed(**SIZES[spec.frontend.kind])
-    wide, head = spec.wide and spec.wide.of_window(336), head.reading(frontend)
+    head = head.reading(frontend)
     with torch.device("meta"):
-        model = qkv.build(spec.changed(frontend=frontend, encoder=encoder, head=head, wide=wide))
+        model = qkv.build(spec.changed(frontend=frontend, encoder=encoder, head=head))
     assert sum(p.numel() for p in model.parameters()) == qkv.cost(model.spec).parameters
 
 

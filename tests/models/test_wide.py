@@ -1,4 +1,4 @@
-"""Wide path of a model: TF-IDF by loops, factors, and paths that are skipped."""
+"""Wide path beside a model: TF-IDF by loops, factors, and paths that are skipped."""
 
 from __future__ import annotations
 
@@ -7,30 +7,25 @@ import math
 import pytest
 import torch
 
-from qkv.costs.cost import cost
 from qkv.layers.features import FeatureBag, features_of, with_features
 from qkv.layers.signal import Signal
 from qkv.models.build import build
-from qkv.models.edit.adapt import adapt, learned_sentence
 from qkv.models.transformer import Transformer
-from qkv.models.wide import WidePath
+from qkv.models.wide import Ngrams, build_wide
 from qkv.spec.errors import SpecError
 from qkv.spec.model import Model
-from qkv.spec.training import Training
+from qkv.spec.models import wide as spec
+from qkv.spec.recipe import Recipe
 from qkv.system.errors import UserError
+from qkv.tasks.registry import build_task
+from qkv.tasks.task import Task
 
 
-def model_of(**fields: object) -> Transformer:
-    wide = {"kind": "ngrams", "buckets": 8}
+def model_of() -> Transformer:
     blocks = [{"branches": ["attention(2, mask=full)"]}]
     frontend = {"kind": "text", "vocab_size": 11}
     plain = {"width": 8, "context_length": 6, "frontend": frontend, "blocks": blocks, "head": "classification(3)"}
-    return build(Model.parse({**plain, "wide": wide, **fields})).eval()
-
-
-def path_of(model: Transformer) -> WidePath:
-    assert model.wide is not None
-    return model.wide
+    return build(Model.parse(plain)).eval()
 
 
 def signal() -> Signal:
@@ -41,17 +36,23 @@ def signal() -> Signal:
 
 
 @torch.no_grad()
-def filled(model: Transformer) -> Transformer:
+def path_of() -> Ngrams:
     torch.manual_seed(1)
-    wide = path_of(model)
+    wide = build_wide(spec.Ngrams(buckets=8), 3)
+    assert isinstance(wide, Ngrams)
     wide.table.normal_()
     wide.bias.normal_()
     wide.idf.uniform_(1, 5)
-    return model
+    return wide
 
 
-def by_loops(model: Transformer, given: Signal) -> list[list[float]]:
-    wide = path_of(model)
+def task_with(wide: Ngrams) -> Task:
+    task = build_task(Recipe.parse({"data": "x", "task": "classification", "model": {"head": "classification"}}).task)
+    task.wide = wide
+    return task
+
+
+def by_loops(wide: Ngrams, given: Signal) -> list[list[float]]:
     features = FeatureBag.of(features_of(given) or given)
     rows = []
     for ids, counts in zip(features.values.tolist(), features.amounts.tolist(), strict=True):
@@ -65,69 +66,53 @@ def by_loops(model: Transformer, given: Signal) -> list[list[float]]:
 
 
 def test_outputs_are_those_of_loops() -> None:
-    model, given = filled(model_of()), signal()
-    torch.testing.assert_close(path_of(model)(given), torch.tensor(by_loops(model, given)))
+    wide, given = path_of(), signal()
+    torch.testing.assert_close(wide(given), torch.tensor(by_loops(wide, given)))
 
 
 def test_factors_weight_both_paths() -> None:
-    model, given = filled(model_of()), signal()
+    model, wide, given = model_of(), path_of(), signal()
     deep = model(given)[0]
-    path_of(model).set_share(0.5, 2.0)
-    torch.testing.assert_close(model(given)[0], 0.5 * deep + 2 * torch.tensor(by_loops(model, given)))
+    wide.set_share(0.5, 2.0)
+    expected = 0.5 * deep + 2 * torch.tensor(by_loops(wide, given))
+    torch.testing.assert_close(task_with(wide).outputs(model, given), expected)
 
 
-def test_without_factors_the_outputs_are_those_of_the_deep_path() -> None:
-    model, given = filled(model_of()), signal()
-    plain = model_of(wide=None)
-    plain.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("wide.")})
-    assert torch.equal(model(given)[0], plain(given)[0])
-    path_of(model).set_share(1.0, 3.0)
+def test_without_factors_and_in_training_the_outputs_are_those_of_the_model() -> None:
+    model, wide, given = model_of(), path_of(), signal()
+    assert torch.equal(task_with(wide).outputs(model, given), model(given)[0])
+    wide.set_share(1.0, 3.0)
+    assert not torch.equal(task_with(wide).outputs(model, given), model(given)[0])
     model.train()  # the deep path is trained alone
-    assert torch.equal(model(given)[0], plain(given)[0])
+    assert torch.equal(task_with(wide).outputs(model, given), model(given)[0])
 
 
 def test_a_deep_path_with_the_factor_0_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, given = filled(model_of()), signal()
-    path_of(model).set_share(0.0, 1.0)
+    model, wide, given = model_of(), path_of(), signal()
+    wide.set_share(0.0, 1.0)
     monkeypatch.setattr(model, "embed", lambda *_, **__: pytest.fail("the deep path was computed"))
-    torch.testing.assert_close(model(given)[0], torch.tensor(by_loops(model, given)))
+    torch.testing.assert_close(task_with(wide).outputs(model, given), torch.tensor(by_loops(wide, given)))
 
 
 def test_gradients_leave_the_wide_path_alone() -> None:
-    model = filled(model_of()).train()
-    model(signal())[0].sum().backward()
-    assert path_of(model).table.grad is None
+    model, wide = model_of().train(), path_of()
+    task_with(wide).outputs(model, signal()).sum().backward()
+    assert wide.table.grad is None
     assert model.head.output.weight.grad is not None  # type: ignore[union-attr]
 
 
-def test_a_fitted_table_is_no_frozen_parameter() -> None:
-    model = model_of()
-    assert learned_sentence(model, Training()) == ""
-    head = Training.parse({"adapt": "head"})
-    adapt(model, head)
-    total = sum(p.numel() for p in build(model.spec.changed(wide=None)).parameters())
-    assert learned_sentence(model, head).startswith(f"27 of {total:,} parameters are trainable")  # (8 + 1) · 3
-
-
 def test_a_signal_without_features_is_refused() -> None:
-    model = filled(model_of())
-    path_of(model).set_share(1.0, 1.0)
+    model, wide = model_of(), path_of()
+    wide.set_share(1.0, 1.0)
     with pytest.raises(UserError, match="has no features; pass them as its input 'wide'"):
-        model(torch.randint(11, (2, 5)))
+        task_with(wide).outputs(model, Signal(torch.randint(11, (2, 5))))
 
 
 def test_heads_with_an_output_per_position_have_no_wide_path() -> None:
     with pytest.raises(SpecError, match="a wide path adds to one output per row, but the head 'language_model'"):
-        Model.parse({"wide": "ngrams"})
+        Recipe.parse({"data": "x", "wide": "ngrams"})
 
 
 def test_ngrams_of_nothing_are_refused() -> None:
     with pytest.raises(SpecError, match="neither words nor characters"):
-        Model.parse({"wide": {"kind": "ngrams", "words": 0, "characters": 0}, "head": "classification(2)"})
-
-
-def test_the_cost_counts_the_tables() -> None:
-    with_wide, without = (cost(model_of(wide=wide).spec, 2) for wide in ({"kind": "ngrams", "buckets": 8}, None))
-    assert with_wide.parameters - without.parameters == 16 * 3 + 3
-    assert with_wide.trained_parameters == without.parameters
-    assert with_wide.forward_flops == without.forward_flops  # training computes the deep path alone
+        spec.Ngrams.parse({"words": 0, "characters": 0})

@@ -15,6 +15,7 @@ from qkv.spec.base import Part, Spec
 from qkv.spec.branches import Attention
 from qkv.spec.data import Data
 from qkv.spec.errors import SpecError
+from qkv.spec.files.formats import FORMAT
 from qkv.spec.files.plain import is_slot
 from qkv.spec.masks import Causal, Mask
 from qkv.spec.model import Block, Model
@@ -113,6 +114,7 @@ def _fields(spec: type[Spec], depth: int) -> SearchStrategy[dict[str, Any]]:
         )
     if spec is Recipe:  # most tasks read something
         needed["data"] = chosen.pop("data")
+        chosen["format"] = st.just(FORMAT)
     if spec is Data:
         needed["source"] = TEXT.filter(bool)
     return st.fixed_dictionaries(needed, optional=chosen)

@@ -15,11 +15,13 @@ from tests.spec.strategies import models, parts, recipes, slots, valid
 from qkv.spec.base import Part
 from qkv.spec.errors import SpecError
 from qkv.spec.files.formats import FORMAT
+from qkv.spec.files.overrides import override, quick_form
 from qkv.spec.files.plain import plain
 from qkv.spec.files.reader import read_json, read_yaml
 from qkv.spec.files.yaml_io import dump, dump_json, read_model, read_recipe, write_spec
 from qkv.spec.masks import AllOf, AnyOf, Causal, Full, Mask, Window
 from qkv.spec.model import Model
+from qkv.spec.models.wide import Ngrams
 from qkv.spec.recipe import Recipe
 from qkv.system.errors import UserError
 
@@ -282,12 +284,44 @@ def test_the_file_is_blamed_for_what_it_says(recipe_file: Path) -> None:
         read_recipe(recipe_file, ["training.steps=3"])
 
 
-def test_the_format_is_written_and_no_earlier_one_is_read(recipe_file: Path) -> None:
+def test_the_format_is_written_and_older_ones_than_the_last_are_refused(recipe_file: Path) -> None:
     recipe = read_recipe(recipe_file)
     assert yaml.safe_load(dump(recipe))["format"] == FORMAT == recipe.format
-    recipe_file.write_text(f"format: {FORMAT - 1}\n{recipe_file.read_text()}")
-    with pytest.raises(UserError, match=f"{FORMAT - 1} given, but it should be greater than or equal to {FORMAT}"):
+    recipe_file.write_text(f"format: {FORMAT - 2}\n{recipe_file.read_text()}")
+    with pytest.raises(UserError, match=f"{FORMAT - 2} given, but it should be greater than or equal to {FORMAT}"):
         read_recipe(recipe_file)
+
+
+FORMER = """\
+format: 2
+data: x.csv
+task: classification
+model:
+  head: classification
+  wide: {kind: ngrams, buckets: 256}
+quick: {model.wide.words: 1}
+candidates: {plain: {model.wide: null}}
+"""
+
+
+def test_a_recipe_of_format_2_has_its_wide_path_beside_the_model(recipe_file: Path) -> None:
+    recipe_file.write_text(FORMER)
+    recipe = read_recipe(recipe_file)
+    assert recipe.wide == Ngrams(buckets=256)
+    assert recipe.format == FORMAT
+    recipe_file.write_text(dump(recipe))
+    assert read_recipe(recipe_file) == recipe
+    assert read_recipe(recipe_file, quick=True).wide == Ngrams(buckets=256, words=1)
+    assert override(recipe, quick_form(recipe.candidates["plain"])).wide is None
+    assert read_recipe(recipe_file, ["model.wide.words=3"]) == read_recipe(recipe_file, ["wide.words=3"])
+    recipe_file.write_text(FORMER.replace("buckets: 256", "buckets: 1"))
+    with pytest.raises(SpecError, match=r":6: wide\.buckets: 1 given"):
+        read_recipe(recipe_file)
+
+
+def test_a_model_of_format_2_may_say_that_it_has_no_wide_path(recipe_file: Path) -> None:
+    recipe_file.write_text("width: 64\nwide: null\n")
+    assert read_model(recipe_file) == Model(width=64)
 
 
 def test_a_later_format_is_refused_before_its_keys_are(recipe_file: Path) -> None:

@@ -17,6 +17,7 @@ from qkv.choosing.automatic_task import automatic_task
 from qkv.data.graphs.encodings import adjacency
 from qkv.data.graphs.pairs import pair_features, undirected, without_edge
 from qkv.models.build import build
+from qkv.runs.storage.checkpoint import weights
 from qkv.spec.errors import SpecError
 from qkv.spec.files.overrides import override
 from qkv.spec.recipe import Recipe
@@ -135,12 +136,12 @@ def test_scores_do_not_depend_on_the_order_of_the_nodes(tmp_path: Path) -> None:
 
 
 def test_a_run_is_not_worse_than_common_neighbours_predicts_and_resumes(tmp_path: Path) -> None:
-    given = recipe(edge_file(tmp_path), "model.wide=pairs")
+    given = recipe(edge_file(tmp_path), "wide=pairs")
     run = qkv.train(given, tmp_path / "whole", on_event=quiet)
     qkv.train(override(given, ["training.steps=2"]), tmp_path / "halved", on_event=quiet)
     resumed = qkv.train(given, tmp_path / "halved", on_event=quiet)
-    for name, tensor in run.model.state_dict().items():
-        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+    for name, tensor in weights(run.model, run.wide).items():
+        assert torch.equal(tensor, weights(resumed.model, resumed.wide)[name]), name
     assert run.evaluation is not None
     found = run.evaluation["splits"]["validation"]
     best = max(found["figures"][f"auc_of_{name}"] for name in ("common_neighbours", "adamic_adar"))
@@ -194,4 +195,4 @@ def test_what_tells_the_answers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         opened(recipe(tmp_path / "none.csv"))
     with pytest.raises(SpecError, match="'pairs' adds to the logits of edges; use the head 'edges'"):
-        override(recipe(write(tmp_path)), ["model.wide=pairs", "task=node_classification", "model.head=tokens"])
+        override(recipe(write(tmp_path)), ["wide=pairs", "task=node_classification", "model.head=tokens"])

@@ -226,9 +226,9 @@ def test_a_recipe_for_a_folder_lets_a_network_compete(tmp_path: Path) -> None:
 
 def test_the_wide_path_reads_pixels_and_its_outputs_are_joined(tmp_path: Path) -> None:
     photos = folder(tmp_path / "photos", 20)
-    recipe = qkv.override(recipe_on(photos, model={**MODEL, "wide": "features"}), ["training.steps=20"])
+    recipe = qkv.override(recipe_on(photos), ["wide=features", "training.steps=20"])
     run = qkv.train(recipe, tmp_path / "run", on_event=quiet)
-    wide = run.model.wide
+    wide = run.wide
     assert isinstance(wide, FeaturesPath)
     assert wide.table.shape == (12 * 12 * 3, 2)
     dataset = task_of_recipe(run.recipe).open(run.recipe, run.vocabulary)

@@ -182,19 +182,20 @@ def test_the_regression_on_features_competes_with_the_network(tmp_path: Path) ->
     given = arrays()
     features = given["features"] + 2 * np.eye(2)[given["labels"]].repeat(2, 1)
     path, train = write(tmp_path, features=features), {"steps": 2, "checkpoints": {"every": 1}}
-    chosen = override(recipe(path, **train), ["model.wide=columns"])
+    chosen = override(recipe(path, **train), ["wide=columns"])
     run = qkv.train(chosen, tmp_path / "run", on_event=quiet)
-    wide = run.model.wide
+    wide = run.wide
     assert wide is not None
     figures = qkv.evaluate(run)
     assert figures["accuracy"] >= figures["accuracy_of_features_alone"] == 100
-    _, dataset, _ = opened(chosen)
+    task, dataset, _ = opened(chosen)
+    task.wide = wide
     (batch,) = dataset.rows("validation")
 
     @torch.no_grad()
     def logits(deep: float, linear: float) -> torch.Tensor:
         wide.set_share(deep, linear)
-        return run.model.eval()(batch.input)[0]
+        return task.outputs(run.model.eval(), batch.input)
 
     own = logits(0.0, 1.0)
     torch.testing.assert_close(own, (batch.input.values - wide.mean) / wide.deviation @ wide.table + wide.bias)

@@ -98,7 +98,7 @@ def test_student_t_is_fitted_by_moments() -> None:
     assert outputs[0].tolist() == pytest.approx([0, 0.5, 8], rel=0.15)
 
 
-WIDE = {"model__wide": "dlinear", "model__head__form": "quantiles"}
+WIDE = {"wide": "dlinear", "model__head__form": "quantiles"}
 
 
 def test_the_run_keeps_the_best_contestant_of_the_validation_part(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_no_printed_baseline_is_better_on_the_validation_part(
 ) -> None:
     monkeypatch.setattr(series_baselines, "_FEWEST", 10)
     monkeypatch.setattr(series_baselines, "_EPOCHS", 1)
-    recipe = recipe_of(tmp_path, model__wide="dlinear", model__head__form=form, data__columns={})
+    recipe = recipe_of(tmp_path, wide="dlinear", model__head__form=form, data__columns={})
     recipe = recipe.changed(data=recipe.data.changed(source=season(tmp_path)))
     run = train(recipe, tmp_path / "run", on_event=lambda _: None)
     assert run.evaluation is not None
@@ -169,7 +169,7 @@ def test_no_printed_baseline_is_better_on_the_validation_part(
 
 
 def test_a_run_that_keeps_patches_shows_all_contestants(tmp_path: Path) -> None:
-    recipe = recipe_of(tmp_path, model__wide={"kind": "dlinear", "keeps": "deep"}, data__columns={})
+    recipe = recipe_of(tmp_path, wide={"kind": "dlinear", "keeps": "deep"}, data__columns={})
     recipe = recipe.changed(data=recipe.data.changed(source=season(tmp_path)))
     run = train(recipe, tmp_path / "run", on_event=lambda _: None)
     assert run.evaluation is not None
@@ -188,6 +188,6 @@ def test_a_run_that_keeps_patches_shows_all_contestants(tmp_path: Path) -> None:
 
 def test_a_linear_path_needs_whole_windows_of_single_channels(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="'dlinear' adds to forecasts of the front end series_patches"):
-        recipe_of(tmp_path, model__wide="dlinear", model__frontend={"kind": "series_patches", "normalise": "last"})
+        recipe_of(tmp_path, wide="dlinear", model__frontend={"kind": "series_patches", "normalise": "last"})
     with pytest.raises(SpecError, match="needs the times of the values if some steps are left out"):
         opened(recipe_of(tmp_path, task__dropped=0.5, **WIDE))

@@ -172,7 +172,7 @@ def test_what_the_user_says_of_the_model_ends_the_race(tmp_path: Path) -> None:
     assert len(automatic_task("classification", data).candidates) > 1
     for change in ("model.width=32", "model.blocks.0.dropout=0", "data.tokenizer=bpe", "training.optimizer.lr=1e-3"):
         assert not automatic_task("classification", data, [change]).candidates
-    for change in ("training.seed=3", "training.minutes=1", "model.wide=null"):
+    for change in ("training.seed=3", "training.minutes=1", "wide=null"):
         assert automatic_task("classification", data, [change]).candidates
     assert not automatic_task("classification", data, quick=True).candidates
 

@@ -30,7 +30,7 @@ from qkv.training.watch.events import Event, Notice
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 SIZED = ["data.processor.height=20", "data.processor.width=12"]
 STILL = ["training.steps=1", "training.optimizer.lr=1e-30", "training.optimizer.weight_decay=0.0"]
-QUICK = ["model.wide=null", "training.minutes=null", "training.batch_size=4", "training.precision=fp32"]
+QUICK = ["wide=null", "training.minutes=null", "training.batch_size=4", "training.precision=fp32"]
 PROCESSOR = Images(
     height=14,
     width=14,
@@ -81,7 +81,7 @@ def test_a_published_encoder_is_tuned_with_its_own_processor(place: Path, name: 
     assert processor.changed(augment=()) == PROCESSOR
     assert recipe.start.checkpoint == str(place / name)
     assert getattr(recipe.model.head, "pooling", None) == pooling
-    assert recipe.model.wide is not None
+    assert recipe.wide is not None
     assert not recipe.candidates
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from tests.training.kill_storm import ignore
@@ -20,6 +21,9 @@ from qkv.data.batching.batch import Batch
 from qkv.models.wide import Ngrams
 from qkv.runs.evaluation import evaluate
 from qkv.runs.inference.predict import predict, rows_for
+from qkv.runs.quantize import quantize
+from qkv.runs.storage.checkpoint import weights
+from qkv.runs.storage.files import read_metadata
 from qkv.runs.storage.load import load
 from qkv.spec.recipe import Recipe
 from qkv.tasks.baselines.linear import scales
@@ -60,8 +64,8 @@ def recipe_of(folder: Path, numbers: bool = False, **changes: Any) -> Recipe:
                 "context_length": 12,
                 "blocks": [{"branches": ["attention(2, mask=full)"]}],
                 "head": task,
-                "wide": {"kind": "ngrams", "buckets": 256},
             },
+            "wide": {"kind": "ngrams", "buckets": 256},
             "training": {"steps": 4, "batch_size": 8, "validation": {"every": 2, "best": "loss"}},
         }
     )
@@ -91,8 +95,8 @@ def test_the_wide_path_is_that_of_the_library_over_the_same_features(tmp_path: P
     run = train(recipe, tmp_path / "run", on_event=ignore)
     dataset = build_task(recipe.task).open(run.recipe, run.vocabulary)
     assert isinstance(dataset, ExampleDataset)
-    assert run.model.wide is not None
-    (train_x, train_y), (x, _) = (features(run.model.wide, dataset, split) for split in ("train", "validation"))
+    assert run.wide is not None
+    (train_x, train_y), (x, _) = (features(run.wide, dataset, split) for split in ("train", "validation"))
     sides = [scales(train_x, train_y[:, None] == np.unique(train_y), power) for power in (0, 0.5, 1)]
     fits = [
         LogisticRegression(C=1 / penalty, max_iter=3000, tol=1e-8).fit(train_x * side, train_y).predict_proba(x * side)
@@ -100,7 +104,7 @@ def test_the_wide_path_is_that_of_the_library_over_the_same_features(tmp_path: P
         for side in sides
     ]
     with torch.no_grad():
-        logits = torch.tensor(x) @ run.model.wide.table + run.model.wide.bias
+        logits = torch.tensor(x) @ run.wide.table + run.wide.bias
     found = logits.softmax(-1).numpy()
     assert min(np.abs(found - fit).max() for fit in fits) < 2e-2
 
@@ -126,8 +130,8 @@ def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         train(recipe, tmp_path / "killed", on_event=stop)
     killed = train(recipe, tmp_path / "killed", on_event=ignore)
-    for name, tensor in whole.model.state_dict().items():
-        assert torch.equal(tensor, killed.model.state_dict()[name]), name
+    for name, tensor in weights(whole.model, whole.wide).items():
+        assert torch.equal(tensor, weights(killed.model, killed.wide)[name]), name
 
 
 def test_outputs_of_a_long_text_are_the_mean_of_its_windows(tmp_path: Path) -> None:
@@ -136,8 +140,8 @@ def test_outputs_of_a_long_text_are_the_mean_of_its_windows(tmp_path: Path) -> N
     run = train(recipe, tmp_path / "run", on_event=ignore)
     task = build_task(run.recipe.task)
     dataset = task.open(run.recipe, run.vocabulary)
-    assert run.model.wide is not None
-    run.model.wide.set_share(1.0, 0.0)
+    assert run.wide is not None
+    run.wide.set_share(1.0, 0.0)
     batch = next(dataset.rows("validation"))
     with torch.no_grad():
         found = task.observe(run.model, batch)
@@ -162,11 +166,11 @@ def unpadded(signal: Any) -> list[torch.Tensor]:
 def test_a_start_gives_its_stack_and_the_wide_path_is_fitted_to_the_new_rows(tmp_path: Path) -> None:
     train(recipe_of(tmp_path), tmp_path / "first", on_event=ignore)
     data = {"source": str(table_of(tmp_path / "numbers.jsonl", 60, numbers=True))}
-    changes = ["training.steps=3", "training.minutes=null", "training.batch_size=8", "model.wide=ngrams"]
+    changes = ["training.steps=3", "training.minutes=null", "training.batch_size=8", "wide=ngrams"]
     recipe = automatic_task("regression", data, changes, start=str(tmp_path / "first"))
     run = train(recipe, tmp_path / "second", on_event=ignore)
-    assert run.model.wide is not None
-    assert run.model.wide.table.shape[1] == 1
+    assert run.wide is not None
+    assert run.wide.table.shape[1] == 1
     assert run.evaluation is not None
     figures = run.evaluation["splits"]["validation"]["figures"]
     assert figures["rmse"] < 0.7 * figures["rmse_of_mean"]
@@ -179,8 +183,8 @@ def test_a_task_without_pooling_starts_from_a_run_with_a_wide_path(tmp_path: Pat
     table.write_text("\n".join(map(json.dumps, rows)))
     changes = ["training.steps=2", "training.minutes=null", "training.batch_size=8"]
     recipe = automatic_task("token_classification", {"source": str(table)}, changes, start=str(tmp_path / "first"))
-    assert recipe.model.wide is None
-    assert train(recipe, tmp_path / "second", on_event=ignore).model.wide is None
+    assert recipe.wide is None
+    assert train(recipe, tmp_path / "second", on_event=ignore).wide is None
 
 
 @pytest.mark.parametrize(
@@ -255,19 +259,19 @@ def test_a_wide_path_in_use_learns_the_validation_rows_after_choice_calibration_
     run = train(recipe_of(tmp_path), tmp_path / "run", on_event=ignore)
     dataset = build_task(run.recipe.task).open(run.recipe, run.vocabulary)
     assert isinstance(dataset, ExampleDataset)
-    assert run.model.wide is not None
-    assert run.model.wide.reads(WIDE)
+    assert run.wide is not None
+    assert run.wide.reads(WIDE)
     rows = [*dataset.examples["train"], *dataset.examples["validation"]]
-    occurring = np.zeros(len(run.model.wide.table))
+    occurring = np.zeros(len(run.wide.table))
     for example in rows:
         occurring[example.fields.bag.ids] += 1
-    assert isinstance(run.model.wide, Ngrams)
-    np.testing.assert_allclose(run.model.wide.idf.numpy(), np.log((1 + len(rows)) / (1 + occurring)) + 1, rtol=1e-6)
-    (some, labels), (others, truth) = (features(run.model.wide, dataset, split) for split in ("train", "validation"))
+    assert isinstance(run.wide, Ngrams)
+    np.testing.assert_allclose(run.wide.idf.numpy(), np.log((1 + len(rows)) / (1 + occurring)) + 1, rtol=1e-6)
+    (some, labels), (others, truth) = (features(run.wide, dataset, split) for split in ("train", "validation"))
     x, y = np.concatenate((some, others)), np.concatenate((labels, truth))
     sides = [scales(x, y[:, None] == np.unique(y), power) for power in (0, 0.5, 1)]
     with torch.no_grad():
-        found = (torch.tensor(x) @ run.model.wide.table + run.model.wide.bias).softmax(-1).numpy()
+        found = (torch.tensor(x) @ run.wide.table + run.wide.bias).softmax(-1).numpy()
     fits = [
         LogisticRegression(C=1 / penalty, max_iter=3000, tol=1e-8).fit(x * side, y).predict_proba(x * side)
         for penalty in (1, 0.25, 0.06)
@@ -275,12 +279,12 @@ def test_a_wide_path_in_use_learns_the_validation_rows_after_choice_calibration_
     ]
     assert min(np.abs(found - fit).max() for fit in fits) < 4e-2
     before = load_file(tmp_path / "run" / "before_refit.safetensors")["table"]
-    assert not torch.allclose(before, run.model.wide.table)
+    assert not torch.allclose(before, run.wide.table)
     assert run.evaluation is not None
     assert any("fitted to the training rows only" in note for note in run.evaluation["splits"]["validation"]["notes"])
-    table = run.model.wide.table.clone()
+    table = run.wide.table.clone()
     assert any("fitted to the training rows only" in note for note in evaluate(run, "validation").notes)
-    assert torch.equal(table, run.model.wide.table)  # the run's own path is back
+    assert torch.equal(table, run.wide.table)  # the run's own path is back
 
 
 def test_a_wide_path_fitted_again_answers_in_the_unit_of_the_values(tmp_path: Path) -> None:
@@ -306,4 +310,29 @@ def test_a_run_that_was_killed_after_the_last_fit_is_evaluated_as_one_that_was_n
         assert {k: v for k, v in own.items() if k != "seconds"} == {
             k: v for k, v in found["figures"].items() if k != "seconds"
         }
-    assert all(map(torch.equal, whole.model.state_dict().values(), again.model.state_dict().values()))
+    assert all(map(torch.equal, weights(whole.model, whole.wide).values(), weights(again.model, again.wide).values()))
+
+
+def test_a_run_of_format_2_opens_and_goes_on_with_the_same_predictions(tmp_path: Path) -> None:
+    """Its spec has the wide path in the model; its weights and their record of the recipe are as now."""
+    run = train(recipe_of(tmp_path), tmp_path / "run", on_event=ignore)
+    spec = yaml.safe_load((tmp_path / "run" / "spec.yaml").read_text())
+    spec["model"]["wide"], spec["format"] = spec.pop("wide"), 2
+    (tmp_path / "run" / "spec.yaml").write_text(yaml.safe_dump(spec))
+    assert run.wide is not None
+    assert read_metadata(tmp_path / "run" / "model.safetensors")["made_with"]["recipe"]["model"]["wide"]
+    former = load(tmp_path / "run")
+    assert former.recipe == run.recipe
+    rows = rows_for(run, ["a lovely and bright film"])
+    assert predict(former, rows) == predict(run, rows)
+    recipe = run.recipe.changed(training=run.recipe.training.changed(steps=6))
+    assert train(recipe, tmp_path / "run", on_event=ignore).step >= 0
+    assert load(tmp_path / "run").recipe.wide == run.recipe.wide
+
+
+def test_a_run_is_quantised_with_its_wide_path(tmp_path: Path) -> None:
+    run = train(recipe_of(tmp_path), tmp_path / "run", on_event=ignore)
+    found = quantize(run, tmp_path / "small").run
+    assert run.wide is not None
+    assert found.wide is not None
+    assert all(map(torch.equal, run.wide.state_dict().values(), found.wide.state_dict().values()))

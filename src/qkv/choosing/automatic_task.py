@@ -191,15 +191,15 @@ def _of_texts(asked: RecipeRequest, start: str | None, adapt: str | None) -> Rec
     tokenizer = _tokenizer(plan, sizes, unsegmented)
     width, layers = _width(sizes.examples, plan)
     model = _writer(width, layers, sizes, plan) if plan.writes else _reader(width, layers, sizes, plan, task)
-    if plan.target:
-        model = model.changed(wide=wide_path(records, plan))
-    best = "loss" if model.wide and start is None else plan.best
+    wide = wide_path(records, plan) if plan.target else None
+    best = "loss" if wide and start is None else plan.best
     training, batching = _training(sizes, width, asked.machine, plan, best)
     recipe = Recipe(
         name=name_of(given.source),
         description=_described(sizes.examples, f"{_read(model, tokenizer)}, {_stack(model)}"),
         data=given.changed(tokenizer=tokenizer, batching=batching),
         model=model,
+        wide=wide,
         task=task,
         training=training,
         sample=Generation(max_new_tokens=model.context_length - 1, temperature=0.0 if plan.writes else 1.0),
@@ -228,7 +228,7 @@ def _racing(recipe: Recipe, records: Records, overrides: Sequence[str]) -> Recip
     candidates = _candidates(recipe.task, count, unsegmented)
     if any(_decides(change.path, candidates) for change in assignments(overrides)):
         return recipe
-    models = f"{len(candidates)} models in short heats" + " beside n-grams" * (recipe.model.wide is not None)
+    models = f"{len(candidates)} models in short heats" + " beside n-grams" * (recipe.wide is not None)
     return recipe.changed(candidates=candidates, description=_described(count, models))
 
 
@@ -243,13 +243,9 @@ def _tokenizer(plan: Defaults, sizes: _Sizes, unsegmented: bool) -> Tokenizer:
 
 
 def _decides(path: tuple[str, ...], candidates: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return True if an override of ``path`` sets the model, except its wide path, or a setting that a candidate
-    changes.
-    """
+    """Return True if an override of ``path`` sets the model or a setting that a candidate changes."""
     own = {tuple(name.split(".")) for changes in candidates.values() for name in changes}
-    return (path[0] == "model" and path[:2] != ("model", "wide")) or any(
-        path[: len(each)] == each[: len(path)] for each in own
-    )
+    return path[0] == "model" or any(path[: len(each)] == each[: len(path)] for each in own)
 
 
 def _candidates(task: TaskSpec, examples: int, unsegmented: bool) -> dict[str, dict[str, Any]]:
@@ -314,7 +310,7 @@ def _bytes(recipe: Recipe) -> int:
     try:
         encoder = model.encoder and counted(model.encoder)
         head = LanguageModelHead(tied=False) if model.head.predicts_tokens else model.head.unsized().sized(2)
-        bare = counted(model.changed(encoder=encoder, head=head, wide=None))
+        bare = counted(model.changed(encoder=encoder, head=head))
         rows = training.batch_size * getattr(recipe.task, "windows", 1)
         return cost(bare, rows, precision=training.precision, training=training).memory.peak
     except UserError:

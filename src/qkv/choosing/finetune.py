@@ -31,9 +31,7 @@ def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int) -> R
     data = recipe.data.changed(tokenizer=Data.model_fields["tokenizer"].default, target_tokenizer=None)
     training = recipe.training
     part = Training.parse({"adapt": adapt}, "--adapt").adapt if adapt else training.adapt
-    wide = recipe.model.wide
     recipe = with_start(recipe.changed(data=data, model=Model(), start=start))
-    recipe = recipe.changed(model=recipe.model.changed(wide=wide))
     training = training.changed(
         adapt=part,
         steps=max(_FEWEST, _EPOCHS * max(1, examples // training.batch_size)),

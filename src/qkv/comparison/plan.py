@@ -16,6 +16,7 @@ from qkv.comparison.budget import Sized, sized, with_flops, with_parameters
 from qkv.runs.storage.files import clear_errors
 from qkv.runs.storage.identity import difference
 from qkv.spec.base import Spec
+from qkv.spec.files.formats import upgraded
 from qkv.spec.recipe import Recipe
 from qkv.spec.recipes.comparison import Comparison, base_recipe, entry_recipe, factor_name
 from qkv.system.errors import UserError
@@ -179,4 +180,4 @@ def _write(folder: Path, asked: Mapping[str, Any], entries: Mapping[str, Sized])
 
 
 def _parsed(fields: Mapping[str, Any]) -> Sized:
-    return Sized(**{**fields, "recipe": Recipe.parse(fields["recipe"], FILE)})
+    return Sized(**{**fields, "recipe": Recipe.parse(upgraded(fields["recipe"]), FILE)})

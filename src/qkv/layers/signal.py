@@ -33,8 +33,7 @@ class Signal:
     query (second axis) may see a key (third axis); combined with every mask by "and".
 
     inputs: other named inputs. The vectors of the front end ``joined`` replace the placeholder ids of these rows in
-    order, see ``placeholder``; each row of such a signal is one value, such as an image. A wide path reads the input
-    ``WIDE`` (``qkv.layers.features``).
+    order, see ``placeholder``; each row of such a signal is one value, such as an image.
 
     All but values and visible are int64 or int32. Subclasses add fields that only some signals have, such as edges or
     times; a front end converts its input to the subclass that it reads by ``of``.

@@ -24,7 +24,6 @@ from qkv.models.queries import Queries
 from qkv.models.stack.layered import Layered
 from qkv.models.stack.segmentation import build_segmentation
 from qkv.models.state import Decoded, State
-from qkv.models.wide import DEEP, build_wide
 from qkv.spec.model import Encoder as EncoderSpec
 from qkv.spec.model import Latents as LatentsSpec
 from qkv.spec.model import Model
@@ -176,15 +175,10 @@ class Transformer(Stack):
         self.segmentation = build_segmentation(spec.segmentation, spec.width) if spec.segmentation else None
         self.queries = Queries(spec.queries, spec.width, spec.context_length) if spec.queries else None
         self.head = build_head(spec.head, spec.leaving(spec.width), table)
-        self.wide = build_wide(spec.wide, self.head.num_outputs) if spec.wide else None
         self.reads_prefix = spec.reads_prefix
 
     def points(self) -> Points:
         return {**super().points(), "head.output": "output of the head, such as logits (B, N, V)"}
-
-    def drop_wide(self) -> None:
-        """Remove the wide path; the model then returns the outputs of the deep path, not multiplied by a."""
-        self.wide, self.spec = None, self.spec.changed(wide=None)
 
     @property
     def every_branch(self) -> list[Branch]:
@@ -309,19 +303,13 @@ class Transformer(Stack):
         tap: Tap | None = None,
         memory: Memory | Memories | None = None,
     ) -> tuple[Tensor, State | None]:
-        """Return (outputs, next state; None without a state). ``signal``: ids (B, N), or a ``Signal``.
-
-        The outputs are the head's; with a wide path, in evaluation mode, a · head + b · wide.
+        """Return (outputs of the head, next state; None without a state). ``signal``: ids (B, N), or a ``Signal``.
 
         ``memory``: the encoder's output, for calls without a state; with a state, pass it to ``init_state``.
         """
         signal = Signal.of(signal)
-        if self.wide is not None and not self.training and not self.wide.reads(DEEP):
-            return self.offer(tap, "head.output", self.head.shaped(self.wide.joined(None, signal))), None
         x, context, state = self._read(signal, state, tap, memory)
         out = self.head.of_graph(x, context.lengths if self.spec.num_outputs is None else None, context.graph)
-        if self.wide is not None and not self.training:
-            out = self.head.shaped(self.wide.joined(out, signal))
         return self.offer(tap, "head.output", out), state
 
     def features(

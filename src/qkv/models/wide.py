@@ -1,4 +1,7 @@
-"""Wide path: a linear map from features of the whole row, beside the deep path (Cheng et al. 2016)."""
+"""Wide path: a linear map from features of the whole row, beside a model, the deep path (Cheng et al. 2016).
+
+It belongs to a run and not to its model, which does not know it: ``Task.outputs`` joins the outputs of both.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.layers.features import FeatureBag, features_of, with_features
-from qkv.layers.layout import WHOLE, Declared, Layouts
+from qkv.layers.context import Memories, Memory
+from qkv.layers.features import FeatureBag, features_of
 from qkv.layers.signal import Signal
+from qkv.layers.tap import Tap
 from qkv.layers.times import WINDOW_EPS, TimedSignal
+from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.models import wide as spec
 from qkv.spec.register import implementation, implements
@@ -21,7 +26,7 @@ DEEP, WIDE = 0, 1
 """Indices of the deep and the wide path in ``share`` and ``used``."""
 
 
-class WidePath(Declared):
+class WidePath(nn.Module):
     """Base class of wide paths, linear maps with table (F, C) and bias (C). Constructor: ``cls(part, num_outputs)``.
 
     ``qkv.training.wide.fit`` fits table and bias; they are not trained by gradient descent.   share (2): factors a and
@@ -29,8 +34,6 @@ class WidePath(Declared):
     evaluation computes, 0 for a path whose factor is 0.
     """
 
-    dense: bool = False
-    """True if the path reads a dense vector of features, not a sparse bag of feature ids."""
     per_position: bool = False
     """True if the path has outputs for each position, (B, N, C), instead of each row."""
     share: Tensor
@@ -43,16 +46,9 @@ class WidePath(Declared):
         self.register_buffer("share", torch.tensor([1.0, 0.0]))
         self.register_buffer("used", torch.tensor([1, 0]))
 
-    def layouts(self) -> Layouts:
-        return {"table": WHOLE, "bias": WHOLE}
-
     @abstractmethod
     def forward(self, signal: Signal) -> Tensor:
         """Compute outputs (B, C) from the features of each row. Raises ``UserError`` if the signal has no features."""
-
-    def random(self, signal: Signal, generator: torch.Generator) -> Signal:
-        """Return a copy of the front end's random ``signal`` with random features for this path, for measurements."""
-        return signal
 
     @property
     def num_outputs(self) -> int:
@@ -68,7 +64,16 @@ class WidePath(Declared):
         self.share.copy_(torch.tensor([deep, wide]))
         self.used.copy_((self.share != 0).long())
 
-    def joined(self, deep: Tensor | None, signal: Signal) -> Tensor:
+    def joined(
+        self, model: Transformer, signal: Signal, tap: Tap | None = None, memory: Memory | Memories | None = None
+    ) -> Tensor:
+        """Run ``model``, the deep path; return a · deep + b · wide in the shape of its outputs, (B, C) or per position.
+        A path with the factor 0 is not computed.
+        """
+        deep = model(signal, tap=tap, memory=memory)[0] if self.reads(DEEP) else None
+        return model.head.shaped(self._sum(deep, signal))
+
+    def _sum(self, deep: Tensor | None, signal: Signal) -> Tensor:
         """Return a · deep + b · wide, (B, C) or per position; ``deep``: outputs of the head, None if a is 0."""
         if deep is not None and not self.per_position:
             deep = deep.flatten(1)
@@ -83,7 +88,7 @@ def _features(signal: Signal) -> Signal:
     """Return the features of the wide path, an input of ``signal``. Raises ``UserError`` if the signal has none."""
     features = features_of(signal)
     if features is None:
-        raise UserError("the model has a wide path, but the signal has no features; pass them as its input 'wide'")
+        raise UserError("the run has a wide path, but the signal has no features; pass them as its input 'wide'")
     return features
 
 
@@ -118,15 +123,6 @@ class Ngrams(WidePath):
         norms = [torch.where(group, squares, 0).sum(-1, keepdim=True).sqrt() for group in (words, ~words)]
         return found / torch.where(words, *norms).clamp(min=1e-12)
 
-    def random(self, signal: Signal, generator: torch.Generator) -> Signal:
-        rows, length = signal.values.shape[:2]
-        ids = torch.randint(len(self.table), (rows, _FEATURES * length), generator=generator)
-        return with_features(signal, FeatureBag(ids))
-
-
-_FEATURES = 8
-"""Approximate number of n-grams per token."""
-
 
 @implements(spec.Features)
 class Features(WidePath):
@@ -135,13 +131,12 @@ class Features(WidePath):
     mean and deviation (F) are fitted, too.
     """
 
-    dense = True
     mean: Tensor
     deviation: Tensor
 
     def __init__(self, part: spec.Features, num_outputs: int):
         if part.count is None:
-            raise UserError("model.wide.count is unknown: set it, or build the model together with its data")
+            raise UserError("wide.count is unknown: set it, or build the path together with its data")
         super().__init__(part.count, num_outputs)
         self.register_buffer("mean", torch.zeros(part.count))
         self.register_buffer("deviation", torch.ones(part.count))
@@ -157,9 +152,6 @@ class Features(WidePath):
         """Standardise features (B, F)."""
         return (features.to(self.table.dtype) - self.mean) / self.deviation
 
-    def random(self, signal: Signal, generator: torch.Generator) -> Signal:
-        return with_features(signal, Signal(torch.randn(signal.num_rows, len(self.table), generator=generator)))
-
 
 @implements(spec.Gradients)
 class Gradients(Features):
@@ -173,8 +165,6 @@ class Subtrees(Features):
     The first D counts are simple features with t = (x - mean) / deviation; all others have t = ln(1 + count).
     """
 
-    dense = False
-
     def __init__(self, part: spec.Subtrees, num_outputs: int):
         super().__init__(part, num_outputs)
         self.first = len(self.mean)
@@ -186,17 +176,6 @@ class Subtrees(Features):
         weights = torch.cat((self.scaled(dense), counts.to(self.table.dtype).log1p()), 1)
         return F.embedding_bag(bag.values, self.table, per_sample_weights=weights, mode="sum") + self.bias
 
-    def random(self, signal: Signal, generator: torch.Generator) -> Signal:
-        rows, length = signal.values.shape[:2]
-        simple = torch.arange(self.first).expand(rows, -1)
-        others = torch.randint(self.first, len(self.table), (rows, _SUBTREES * length), generator=generator)
-        ids = torch.cat((simple, others), 1)
-        return with_features(signal, FeatureBag(ids))
-
-
-_SUBTREES = 5
-"""Approximate number of different labels per node after four rounds of relabelling."""
-
 
 @implements(spec.Columns)
 class Columns(Features):
@@ -207,19 +186,12 @@ class Columns(Features):
     def features(self, signal: Signal) -> Tensor:
         return signal.values
 
-    def random(self, signal: Signal, generator: torch.Generator) -> Signal:
-        return signal
-
 
 @implements(spec.PairFeatures)
 class PairFeatures(Features):
     """Linear map of the features of node pairs: (P, F) -> ((x - mean) / deviation) W + c, (P, C)."""
 
     per_position = True
-
-    def random(self, signal: Signal, generator: torch.Generator) -> Signal:
-        rows, length = signal.values.shape[:2]
-        return with_features(signal, Signal(torch.randn(rows, length, len(self.table), generator=generator)))
 
 
 @implements(spec.LinearWindow)
@@ -235,7 +207,7 @@ class LinearWindow(WidePath):
 
     def __init__(self, part: spec.LinearWindow, num_outputs: int):
         if part.steps is None:
-            raise UserError("model.wide.steps is unknown: set it, or build the model together with its data")
+            raise UserError("wide.steps is unknown: set it, or build the path together with its data")
         super().__init__(part.steps + 2, num_outputs)
         self.steps = part.steps
 
@@ -260,6 +232,12 @@ class LinearWindow(WidePath):
         places = (times * self.steps).round().long() + self.steps - 1
         steps = torch.arange(self.steps, device=times.device).expand(len(times), -1)
         return (torch.searchsorted(places.contiguous(), steps.contiguous(), right=True) - 1).clamp(min=0)
+
+
+def num_parameters(model: Transformer, wide: WidePath | None) -> int:
+    """Return the number of parameters of a model and of the wide path beside it."""
+    modules = [model] if wide is None else [model, wide]
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
 def build_wide(part: spec.WidePath, num_outputs: int) -> WidePath:

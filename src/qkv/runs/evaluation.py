@@ -124,7 +124,7 @@ def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None, data
     dataset = own if data is None else task.open_other(run.recipe, run.vocabulary, data, own)
     assert dataset is not None
     if data is None and split == VALIDATION:
-        with without_validation_rows(run.model, run.folder) as kept:
+        with without_validation_rows(run.wide, run.folder) as kept:
             evaluation = evaluate_split(run.model, task, dataset, run.recipe, split, batches)
         notes += [NOTE] if kept else []
     else:

@@ -202,9 +202,8 @@ def _read(source: Path, copy: bool) -> _Source:
     if not run.vocabulary.shared:
         raise UserError(f"{source} uses different tokenizers for input and output, which no published family supports")
     notes = ()
-    if run.model.wide is not None:
-        worse = "" if run.model.wide.reads(DEEP) else "; on the validation data, it alone was better than the model"
-        run.model.drop_wide()
+    if run.wide is not None:
+        worse = "" if run.wide.reads(DEEP) else "; on the validation data, it alone was better than the model"
         notes = (f"the linear path beside the model is left out, as no other library has it{worse}",)
     begin = marks(run.vocabulary, getattr(run.recipe.task, "begin", ())).begin if run.model.encoder else ()
     tokenizer, processor = run.tokenizer if run.vocabulary.has_text else None, run.vocabulary.processor

@@ -120,7 +120,8 @@ def _write(run: Run, recipe: Recipe, folder: Path) -> None:
             shutil.copytree(run.folder / name, folder / name)
         elif (run.folder / name).is_file():
             shutil.copyfile(run.folder / name, folder / name)
-    save_weights(folder / "model.safetensors", run.model, {"step": run.step, MADE_WITH: made_with(recipe, folder)})
+    metadata = {"step": run.step, MADE_WITH: made_with(recipe, folder)}
+    save_weights(folder / "model.safetensors", run.model, metadata, run.wide)
     write_parts(recipe, folder)
     write_spec(folder / SPEC, recipe)
 
@@ -135,7 +136,7 @@ def _figures(run: Run, data: str | None, batches: int | None) -> tuple[dict[str,
         found = evaluate(run, VALIDATION, batches, data)
         figures, notes = found.figures, found.notes
     kept = {name: value for name, value in figures.items() if name not in _NOT_SHOWN}
-    return {**kept, _BYTES: float(sum(tensor.nbytes for tensor in weights(run.model).values()))}, notes
+    return {**kept, _BYTES: float(sum(tensor.nbytes for tensor in weights(run.model, run.wide).values()))}, notes
 
 
 def _row(name: str, before: float, after: float) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.transformer import Transformer
+from qkv.models.wide import WidePath, num_parameters
 from qkv.report.fragment import run_fragment
 from qkv.report.training import TrainingRun
 from qkv.runs.inference.calibration import read_temperature
@@ -22,7 +23,8 @@ from qkv.tokenizers.tokenizer import Tokenizer
 class Run:
     """Trained run, loaded from its folder. ``model`` has the best weights, by held-out loss or the metric that the
     recipe names; ``step`` is the step of these weights. ``ignored``: (key, reason) of each setting in a published
-    folder that was not used.
+    folder that was not used. ``wide``: the linear path beside the model, which ``task_of`` joins with it; None if the
+    run has none.
     """
 
     folder: Path
@@ -32,11 +34,17 @@ class Run:
     metrics: list[dict[str, Any]]
     step: int
     ignored: tuple[tuple[str, str], ...] = ()
+    wide: WidePath | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Tokenizer of the text that the model generates, or of its input if it generates no text."""
         return self.vocabulary.target
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of parameters of the model and of the wide path."""
+        return num_parameters(self.model, self.wide)
 
     @property
     def val_loss(self) -> float | None:
@@ -60,7 +68,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: key figures, loss, evaluation, and the location of the report."""
-        figures = {"parameters": float(sum(p.numel() for p in self.model.parameters()))}
+        figures = {"parameters": float(self.num_parameters)}
         report = (self.folder / "report.html").is_file()
         return run_fragment(
             TrainingRun(
@@ -77,7 +85,9 @@ class Run:
 
 
 def task_of(run: Run) -> Task:
-    """Return the task that ``run`` was trained for, with its settings and the temperature of its probabilities."""
+    """Return the task that ``run`` was trained for, with its settings, its wide path and the temperature of its
+    probabilities.
+    """
     task = task_of_recipe(run.recipe)
-    task.temperature = run.temperature
+    task.temperature, task.wide = run.temperature, run.wide
     return task

@@ -34,7 +34,7 @@ from qkv.layers.layout import WHOLE, Layout, layouts
 from qkv.layers.linear.lora import folded
 from qkv.layers.positions import regridded
 from qkv.models.transformer import Transformer
-from qkv.runs.storage.checkpoint import weights
+from qkv.runs.storage.checkpoint import of_model, weights
 from qkv.runs.storage.files import read_tensors
 from qkv.runs.storage.folder import SPEC, WEIGHTS
 from qkv.runs.storage.identity import MADE_WITH, check_unedited
@@ -53,8 +53,7 @@ from qkv.system.errors import UserError, nearest
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 
 _HEAD = "head."
-_OWN = (_HEAD, "wide.")
-"""Prefixes of the names of weights that belong to a task, not to the stack."""
+"""Prefix of the names of weights that belong to a task, not to the stack."""
 _MARKS = ("begin", "framed")
 """Settings of text-to-text tasks that determine the begin tokens and special tokens of a text."""
 
@@ -261,8 +260,7 @@ def _described(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Model
     inherited: dict[str, Any] = {"frontend": _open(start.frontend)}
     if start.encoder:
         inherited["encoder"] = start.encoder.changed(frontend=_open(start.encoder.frontend))
-    wide = recipe.model.wide  # fitted to the rows of this run, never taken from the start
-    return start.changed(**{**inherited, **given, "head": _head(recipe, start, heads), "wide": wide})
+    return start.changed(**{**inherited, **given, "head": _head(recipe, start, heads)})
 
 
 def _open(frontend: Any) -> Any:
@@ -299,8 +297,8 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
     published, pooling = (None, None) if _is_run(folder) else _opened(source)
     tensors, there = _of_published(published) if published else _of_run(folder)
     own, stored = weights(model), layouts(model)
-    stack = {name for name in own if not name.startswith(_OWN)}
-    _check_names(stack, {name for name in tensors if not name.startswith(_OWN)}, source)
+    stack = {name for name in own if not name.startswith(_HEAD)}
+    _check_names(stack, {name for name in tensors if not name.startswith(_HEAD)}, source)
     head = {name for name in own if name.startswith(_HEAD)}
     fits = all(name in tensors and _fits(stored[name], own[name], tensors[name]) for name in head)
     resampled = list[str]()
@@ -352,10 +350,11 @@ def _of_published(published: PublishedCheckpoint) -> tuple[dict[str, Tensor], _L
 
 
 def _of_run(folder: Path) -> tuple[dict[str, Tensor], _LayoutOf]:
-    """Read (name -> weights of the run in ``folder``, with adapters merged; function that returns the layout of
-    each).
+    """Read (name -> weights of the model of the run in ``folder``, with adapters merged; function that returns the
+    layout of each).
     """
-    tensors, metadata = read_tensors(folder / WEIGHTS)
+    stored, metadata = read_tensors(folder / WEIGHTS)
+    tensors = of_model(stored)
     recipe = read_recipe(folder) if (folder / SPEC).is_file() else None
     check_unedited(metadata.get(MADE_WITH), recipe, folder)
     part = recipe and recipe.training.adapt

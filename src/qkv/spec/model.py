@@ -16,7 +16,6 @@ from qkv.spec.masks import Full
 from qkv.spec.models.blocks import MOST_LAYERS, Block, Layered
 from qkv.spec.models.cross import CrossAttention
 from qkv.spec.models.segmentation import Segmentation
-from qkv.spec.models.wide import WidePath
 from qkv.spec.parts import Learned, Positions, grid_problems
 from qkv.spec.register import import_all
 
@@ -206,9 +205,6 @@ class Model(Stack, WithWidth):
         description="how a row is read in segments, such as with a recurrent memory; default: the whole row at once",
     )
     head: Head = LanguageModelHead()
-    wide: WidePath | None = Field(
-        default=None, description="linear path from features of the whole row to the outputs; default: none"
-    )
     init_std: float = Field(
         default=0.02,
         gt=0,
@@ -288,7 +284,6 @@ class Model(Stack, WithWidth):
             *self._tied_problems(),
             *(self._latent_problems() if self.latents else self._memory_problems()),
             *self._stream_problems(),
-            *self._wide_problems(),
             *self._segmentation_problems(),
         ]
 
@@ -401,10 +396,6 @@ class Model(Stack, WithWidth):
                 )
             )
         return found
-
-    def _wide_problems(self) -> list[Problem]:
-        sentence = "" if self.wide is None else self.wide.misfit(self.frontend, self.head)
-        return [Problem(("wide",), sentence)] if sentence else []
 
     def _memory_problems(self) -> list[Problem]:
         encoder, reader = self.encoder, self.first_branch(lambda branch: branch.reads_memory)

@@ -17,6 +17,7 @@ from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Model
 from qkv.spec.models.quantization import Quantization
 from qkv.spec.models.start import RandomStart, Start
+from qkv.spec.models.wide import WidePath
 from qkv.spec.processors import Processor
 from qkv.spec.recipes.results import Published, Reached, Result, Typed, reached
 from qkv.spec.tasks import NextToken, Reads, Task
@@ -39,6 +40,9 @@ class Recipe(Spec):
     description: str = ""
     data: Data = NO_DATA
     model: Model = Model()
+    wide: WidePath | None = Field(
+        default=None, description="linear path from features of the whole row, beside the model; default: none"
+    )
     start: Annotated[Start, BeforeValidator(_start_of)] = Field(
         default=RandomStart(),
         description="where the first weights come from; a checkpoint, such as bert-base-uncased or a run folder, also "
@@ -81,7 +85,7 @@ class Recipe(Spec):
         # The default head is replaced by the task's, and default blocks by those of the checkpoint.
         begun = self.start.checkpoint is not None
         if not begun or self.model.head != LanguageModelHead():
-            found += self._head_problems()
+            found += self._head_problems() + self._wide_problems()
         if not begun or self.model.blocks != Model.model_fields["blocks"].default:
             found += [problem.under("model") for problem in self.task.model_problems(self.model)]
         return found + self._encoder_problems() + self._candidate_problems()
@@ -148,8 +152,8 @@ class Recipe(Spec):
             return [Problem(("data", "inputs") if given else path, sentence)]
         if self.model.encoder is not None:
             return [Problem(("model", "encoder"), "several inputs form one row, which needs no encoder; leave it out")]
-        if self.model.wide is not None:
-            return [Problem(("model", "wide"), "a wide path reads one input; leave it out")]
+        if self.wide is not None:
+            return [Problem(("wide",), "a wide path reads one input; leave it out")]
         if self.start.checkpoint is not None and not read:
             return []  # the front ends are those of the start
         found = list[Problem]()
@@ -213,6 +217,10 @@ class Recipe(Spec):
         return [
             Problem(("model", "head"), f"the task {self.task.kind!r} needs {kinds}; give model.head={self.task.head}")
         ]
+
+    def _wide_problems(self) -> list[Problem]:
+        sentence = "" if self.wide is None else self.wide.misfit(self.model.frontend, self.model.head)
+        return [Problem(("wide",), sentence)] if sentence else []
 
     def _encoder_problems(self) -> list[Problem]:
         if not self.model.encoder or self.task.takes_encoder:

@@ -263,7 +263,8 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
 
     Raises ``SpecError`` if a size that the recipe sets is too small.
     """
-    model = _with_processor(recipe.model, vocabulary)
+    model, processor = _with_processor(recipe.model, vocabulary), vocabulary.processor
+    wide = recipe.wide if recipe.wide is None or processor is None else recipe.wide.of_processor(processor)
     if model.frontend.reads_tokens and (vocabulary.has_text or model.frontend.inputs_read):
         size = vocabulary.target.vocab_size if vocabulary.has_text else 1
         model = _with_frontend(model, size, ("model",))
@@ -276,23 +277,20 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
             )
             raise SpecError([Problem(("model", "encoder", "share_embedding"), sentence)])
         model = model.changed(encoder=encoder)
-    return recipe.changed(model=_with_classes(model, vocabulary.labels))
+    return recipe.changed(model=_with_classes(model, vocabulary.labels), wide=wide)
 
 
 def _with_processor(model: Model, vocabulary: Vocabulary) -> Model:
     """Return a copy of ``model`` adapted to the run's processors.
 
-    Adapted are the wide path and the front end of the encoder; without an encoder, the model's front end and head.
+    Adapted is the front end of the encoder; without an encoder, the model's front end and head.
     """
-    processor = vocabulary.processor
-    if model.wide is not None and processor is not None:
-        model = model.changed(wide=model.wide.of_processor(processor))
     stack, path = (model.encoder, ("model", "encoder")) if model.encoder else (model, ("model",))
     try:
         fitted = stack.frontend.of_processors(vocabulary.processors)
     except SpecError as error:
         raise SpecError([problem.under(*path, "frontend") for problem in error.problems]) from None
-    if fitted is stack.frontend and processor is None:
+    if fitted is stack.frontend and vocabulary.processor is None:
         return model
     if model.encoder:
         return model.changed(encoder=model.encoder.changed(frontend=fitted))

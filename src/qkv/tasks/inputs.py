@@ -214,7 +214,7 @@ class TextReader(InputReader, Truncation):
     def __init__(self, recipe: Recipe, tokenizer: Tokenizer):
         most, self.tokenizer = recipe.model.context_length, tokenizer
         room = {"text": max(0, most - tokenizer.frame.size), "pair": max(0, most - tokenizer.pair_frame.size)}
-        self.windows, self.wide = recipe.task.windows, recipe.model.wide  # type: ignore[attr-defined]
+        self.windows, self.wide = recipe.task.windows, recipe.wide  # type: ignore[attr-defined]
         self.pairs = "pair" in recipe.data.columns
         self.room = room["text"]
         limits = {**room, "text": room["text"] + (self.windows - 1) * self._stride}

@@ -117,7 +117,7 @@ def reader_of(recipe: Recipe, vocabulary: Vocabulary) -> InputReader:
         return JoinedReader(recipe, vocabulary)
     if vocabulary.processor is None:
         return TextReader(recipe, vocabulary.tokenizer)
-    return SignalReader(build_processor(vocabulary.processor), recipe.model.wide)
+    return SignalReader(build_processor(vocabulary.processor), recipe.wide)
 
 
 class JoinedReader(InputReader):

@@ -12,7 +12,10 @@ import numpy as np
 from torch import Tensor
 
 from qkv.data.vocabulary import Vocabulary
+from qkv.layers.context import Memories, Memory
+from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
+from qkv.models.wide import WidePath
 from qkv.spec import tokenizers
 from qkv.spec.data import Data
 from qkv.spec.generation import Generation
@@ -41,9 +44,9 @@ class Defaults(NamedTuple):
     fields: Mapping[str, Any] = MappingProxyType({})
     """Fields of the task that differ from their defaults."""
     target: str = ""
-    """Role of the target of tasks with one output per row, whose model has a wide path; empty for others."""
+    """Role of the target of tasks with one output per row, whose runs have a wide path; empty for others."""
     best: str = "loss"
-    """Metric that selects the best weights of a model without a wide path.
+    """Metric that selects the best weights of a run without a wide path.
 
     The loss can rise while accuracy still improves. With a wide path, the loss selects the weights.
     """
@@ -138,6 +141,8 @@ class Task(ABC):
     """True if the model generates images, see ``images``."""
     temperature: float = 1.0
     """Softmax temperature: divisor of label logits, fitted after training (``tasks/metrics/calibration``)."""
+    wide: WidePath | None = None
+    """Wide path of the run, whose outputs are added to those of the model in evaluation; None if it has none."""
     processor: Processor | None = None
     """Spec of the processor of the input; None for text."""
     metric: ClassVar[str] = "loss"
@@ -171,6 +176,17 @@ class Task(ABC):
     def sized(self, recipe: Recipe) -> Recipe:
         """Return a copy of the recipe with all sizes from the data, such as vocabulary size and number of classes."""
         return self.open(recipe).recipe
+
+    def outputs(
+        self, model: Any, signal: Signal, tap: Tap | None = None, memory: Memory | Memories | None = None
+    ) -> Tensor:
+        """Run the model; return the outputs of its head, in evaluation joined with those of the wide path.
+
+        All outputs that the loss, the metrics and the predictions of a task with a wide path use are computed here.
+        """
+        if self.wide is None or model.training:
+            return model(signal, tap=tap, memory=memory)[0]
+        return self.wide.joined(model, signal, tap, memory)
 
     @abstractmethod
     def summed_loss(self, model: Any, batch: Any, tap: Tap | None = None) -> Tensor:

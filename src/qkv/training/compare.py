@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from qkv.costs.cost import cost
+from qkv.models.transformer import Transformer
+from qkv.models.wide import build_wide
 from qkv.report.comparison import Curve, comparison_report
 from qkv.report.evaluation import words
 from qkv.report.figures import duration, short
@@ -18,6 +22,8 @@ from qkv.runs.storage.evaluation_file import read_evaluation
 from qkv.runs.storage.files import read_metadata
 from qkv.runs.storage.folder import SPEC, WEIGHTS
 from qkv.spec.files.yaml_io import read_recipe
+from qkv.spec.model import Model
+from qkv.spec.models.wide import WidePath
 from qkv.spec.recipe import Recipe
 from qkv.system.errors import UserError
 from qkv.system.torch_settings import with_usual_settings
@@ -25,7 +31,7 @@ from qkv.tasks.registry import task_of_recipe
 from qkv.training.environment import read_environment
 from qkv.training.watch.record import Done, trained_flops
 
-_COMPARED = ("data", "model", "start", "task", "training", "sample")
+_COMPARED = ("data", "model", "wide", "start", "task", "training", "sample")
 _MACHINE = ("qkv", "torch", "processor", "device", "threads")
 _BESIDE_THE_POINT = ("seconds", "targets")
 Values = tuple[Any, ...]
@@ -188,9 +194,16 @@ def _figures(folder: Path, rows: list[dict[str, Any]], best: int | None) -> dict
 
 def _parameters(recipe: Recipe) -> int | None:
     try:
-        return cost(recipe.model, training=recipe.training).parameters
+        found = cost(recipe.model, training=recipe.training).parameters
+        return found if recipe.wide is None else found + _of_wide(recipe.model, recipe.wide)
     except UserError:  # sizes that follow from the data are not filled in yet
         return None
+
+
+def _of_wide(model: Model, part: WidePath) -> int:
+    """Count the parameters of the wide path ``part`` beside ``model``."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in build_wide(part, Transformer(model).head.num_outputs).parameters())
 
 
 def validations(rows: list[dict[str, Any]]) -> tuple[tuple[int, ...], tuple[float, ...]]:

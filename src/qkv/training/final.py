@@ -37,13 +37,13 @@ def best_weights(folder: Path) -> tuple[dict[str, Tensor], int]:
 def evaluate_best(setup: Setup, tell: OnEvent, stop: StopRequest) -> bool:
     """Load the best weights into the model, evaluate them on each held-out split, and write the result.
 
-    A model with a wide path first chooses a contestant. The validation split is evaluated first; the wide path is then
+    A run with a wide path first chooses a contestant. The validation split is evaluated first; the wide path is then
     fitted again to the training and validation rows, before the test split is evaluated. Returns False if stopped.
     Errors are reported as notices.
     """
     model, task, evaluations = setup.model, setup.task, dict[str, Evaluation]()
     tensors, step = best_weights(setup.folder)
-    load_weights(model, tensors, setup.folder / WEIGHTS)
+    load_weights(model, tensors, setup.folder / WEIGHTS, task.wide)
     contestants = _joined(setup, tell, stop)
     if contestants is None:
         return False
@@ -70,13 +70,14 @@ def evaluate_best(setup: Setup, tell: OnEvent, stop: StopRequest) -> bool:
 
 
 def _refit(setup: Setup, tell: OnEvent) -> bool:
-    """Fit the wide path, if the model uses one, to the training and validation rows, and save it with the best weights.
+    """Fit the wide path, if the run uses one, to the training and validation rows, and save it with the best weights.
     The previous wide path is stored in a separate file. Returns True if the path was fitted again.
     """
-    if setup.model.wide is None:
+    wide = setup.task.wide
+    if wide is None:
         return False
-    setup.world.lead(lambda: keep_wide(setup.model, setup.folder))
-    notes = refit_wide(setup.model, setup.task, setup.dataset)
+    setup.world.lead(lambda: keep_wide(wide, setup.folder))
+    notes = refit_wide(setup.model.device, setup.task, setup.dataset)
     if notes:
         setup.world.lead(lambda: _save(setup))
     else:
@@ -87,10 +88,10 @@ def _refit(setup: Setup, tell: OnEvent) -> bool:
 
 
 def _save(setup: Setup) -> None:
-    """Overwrite the stored best weights with the current weights of the model; keep their metadata."""
+    """Overwrite the stored best weights with the current ones of model and wide path; keep their metadata."""
     metadata = read_metadata(setup.folder / WEIGHTS)
     metadata.pop("sha256", None)
-    save_weights(setup.folder / WEIGHTS, setup.model, metadata)
+    save_weights(setup.folder / WEIGHTS, setup.model, metadata, setup.task.wide)
 
 
 def _with_contests(found: Evaluation, setup: Setup, split: str, contestants: list[Contestant]) -> Evaluation:
@@ -107,13 +108,13 @@ def _with_contests(found: Evaluation, setup: Setup, split: str, contestants: lis
 
 
 def _joined(setup: Setup, tell: OnEvent, stop: StopRequest) -> list[Contestant] | None:
-    """Choose a contestant for a model with a wide path: factors of the deep and the wide path. Save them with the best
+    """Choose a contestant for a run with a wide path: factors of the deep and the wide path. Save them with the best
     weights, and return all contestants, the chosen one first. Returns an empty list without a wide path, None if
     stopped.
     """
-    if setup.model.wide is None:
+    if setup.task.wide is None:
         return []
-    restore_wide(setup.model, setup.folder)  # needed if an earlier process was stopped after the refit
+    restore_wide(setup.task.wide, setup.folder)  # needed if an earlier process was stopped after the refit
     precision = setup.recipe.training.precision
     name = heats.winner(setup.folder)
     found = join(setup.model, setup.task, setup.dataset, precision, lambda: bool(stop), name)

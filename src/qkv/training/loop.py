@@ -18,6 +18,7 @@ from qkv.data.corpora.corpus import VALIDATION
 from qkv.data.reading import one_reading
 from qkv.lens.health import diagnose
 from qkv.models.edit.adapt import rate_factors
+from qkv.models.wide import num_parameters
 from qkv.ops.linear.precision import autocast
 from qkv.ops.selection.choices import ChoiceTable, using
 from qkv.report.evaluation import ERRORS
@@ -171,7 +172,7 @@ class Trainer:
     def _start(self) -> None:
         if self.now.step:
             self.record.row(step=self.now.step, event="resumed")
-        parameters = sum(p.numel() for p in self.model.parameters())
+        parameters = num_parameters(self.model, self.setup.task.wide)
         tokens = self.training.batch_size * self.training.accumulate * self.setup.recipe.model.context_length
         self.tell(Started(self.now.step, self.steps, parameters, tokens, counted(self.setup.task)))
         if self.budget.limited:
@@ -306,7 +307,8 @@ class Trainer:
         """Write the current weights to the run folder as the best weights."""
         figure = {f"val_{self.training.validation.best}": self.now.best_figure}
         metadata = {"step": self.now.step, **figure, MADE_WITH: self._made_with}
-        self.world.lead(lambda: save_weights(self.setup.folder / WEIGHTS, self.model, metadata))
+        wide = self.setup.task.wide
+        self.world.lead(lambda: save_weights(self.setup.folder / WEIGHTS, self.model, metadata, wide))
 
     def _sample_is_due(self, validates: bool) -> bool:
         every, step = self.training.sample_every, self.now.step
@@ -346,7 +348,7 @@ class Trainer:
         began = clock.seconds()
         self.record.flush()
         tensors = {
-            "weights": weights(self.model),
+            "weights": weights(self.model, self.setup.task.wide),
             "optimizer": self.optimizer.state_dict(),
             "random": random_state.capture(),
         }

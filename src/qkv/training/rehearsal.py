@@ -149,7 +149,7 @@ def _files(trainer: Rehearsed) -> tuple[float, float]:
     """Return the seconds to write (a checkpoint, the best weights). The second is measured; the first is estimated from
     it by size.
     """
-    own = weights(trainer.model)
+    own = weights(trainer.model, trainer.setup.task.wide)
     path = trainer.setup.folder / f".rehearsal{PARTIAL}"
 
     def write() -> None:

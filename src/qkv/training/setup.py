@@ -13,6 +13,7 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.models.build import build
 from qkv.models.edit.adapt import adapt, learned_sentence
 from qkv.models.transformer import Transformer
+from qkv.models.wide import build_wide
 from qkv.ops.linear.precision import runs_in
 from qkv.ops.selection.choices import table
 from qkv.runs.start import start_weights, with_start
@@ -39,8 +40,8 @@ from qkv.training.wide.fit import fit_wide
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that training needs: recipe, opened data, task, model, checkpoints. ``recipe`` includes all sizes that
-    follow from the data.
+    """Everything that training needs: recipe, opened data, task with the wide path, model, checkpoints. ``recipe``
+    includes all sizes that follow from the data.
     """
 
     folder: Path
@@ -84,12 +85,13 @@ def prepare(
     device = training_device()
     written = recipe.start if recipe.start.checkpoint is None else None  # weights of a checkpoint are copied below
     model = build(recipe.model, training.seed, written)
+    task.wide = recipe.wide and build_wide(recipe.wide, model.head.num_outputs)
     seconds = 0.0 if checkpoint else _start(model, task, dataset, tell)
     adapt(model, training)  # adapters wrap existing weights
     if checkpoint and known:
         _check_facts(checkpoint.state, known, dataset, folder)
         check_kept(folder, had_best(checkpoint, known, []))
-        load_weights(model, checkpoint.tensors["weights"], folder / "resume")
+        load_weights(model, checkpoint.tensors["weights"], folder / "resume", task.wide)
     elif learned := learned_sentence(model, training):
         tell(Notice(learned))
     environment = Environment(checkpoints.folder, device, table(), world)
@@ -97,6 +99,8 @@ def prepare(
     if different:
         tell(Notice(different))
     model.to(device)
+    if task.wide is not None:
+        task.wide.to(device)
     if training.precision != runs_in(training.precision, device):
         tell(Notice(f"products run in fp32, not bf16, {_why_not_bf16(device)}"))
     for note in () if known else dataset.notes:
@@ -107,8 +111,8 @@ def prepare(
 
 
 def _start(model: Transformer, task: Task, dataset: Dataset, tell: OnEvent) -> float:
-    """Initialise the model from ``recipe.start`` and from pretrained word vectors, and fit its wide path; return the
-    seconds of this fit.
+    """Initialise the model from ``recipe.start`` and from pretrained word vectors, and fit the wide path beside it;
+    return the seconds of this fit.
     """
     started = (*start_weights(model, dataset.recipe), *start_vectors(model, dataset.recipe.model, dataset.vocabulary))
     began = clock.seconds()

@@ -38,6 +38,7 @@ def choose_contours(asked: RecipeRequest) -> Recipe:
         description=f"{shapes}: chosen for this data and this machine.",
         data=asked.data.changed(batching=RandomCrops()),
         model=_model(count, asked.task),
+        wide=Features(),
         task=asked.task,
         training=training,
         quick=short_form(training.steps),
@@ -54,7 +55,6 @@ def _model(count: int, task: TaskSpec) -> Model:
         frontend=ContourPoints(dropout=0.1),
         blocks=(Block(branches=(attention, FeedForward(hidden=2 * width)), dropout=0.1),),
         head=Head.kinds()[task.head].parse({"pooling": ["mean", "max"], "dropout": 0.1}),
-        wide=Features(),
     )
 
 

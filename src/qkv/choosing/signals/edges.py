@@ -39,9 +39,9 @@ def choose_edges(asked: RecipeRequest) -> Recipe:
             frontend=Nodes(input_dropout=0.2),
             blocks=(Block(branches=(Propagation(steps=2),), norm=NoNorm(), residual=NoResidual()),),
             head=EdgesHead(dropout=0.2),
-            wide=PairFeatures(),
             init_std=0.2,
         ),
+        wide=PairFeatures(),
         task=EdgePrediction(),
         training=Training(
             steps=_STEPS,

@@ -78,6 +78,7 @@ def choose_forecast(asked: RecipeRequest) -> Recipe:
         description=f"{size}, {width}, beside DLinear{_moved(lengths.parts)}: chosen for this data and this machine.",
         data=given.changed(processor=given.processor or Series(), batching=RandomCrops()),
         model=model,
+        wide=LinearWindow(),
         task=Forecasting(context=lengths.context, horizon=lengths.horizon, parts=lengths.parts),
         training=training,
         quick=short_form(training.steps),
@@ -143,5 +144,4 @@ def _model(lengths: _Lengths, channels: int) -> Model:
         frontend=SeriesPatches(patch=patch, stride=max(1, patch // 2), dropout=dropout),
         blocks=(Block(branches=(attention, FeedForward(hidden=2 * width)), dropout=dropout),),
         head=ForecastHead(over="flatten", form=Quantiles(), dropout=dropout),
-        wide=LinearWindow(),
     )

@@ -43,7 +43,8 @@ def choose_graphs(asked: RecipeRequest) -> Recipe:
     return Recipe(
         description=f"{counted(len(graphs), 'graph')}: chosen for this data and this machine.",
         data=asked.data.changed(processor=processor, batching=TokenBuckets(tokens=tokens)),
-        model=_model(len(graphs), asked.task, _wide(asked)),
+        model=_model(len(graphs), asked.task),
+        wide=_wide(asked),
         task=asked.task,
         training=training,
         quick=short_form(training.steps),
@@ -70,7 +71,7 @@ def _size(processor: Graphs, graphs: list[Any]) -> int:
     return max(1, round(sum(sizes) / len(sizes)))
 
 
-def _model(count: int, task: TaskSpec, wide: Subtrees) -> Model:
+def _model(count: int, task: TaskSpec) -> Model:
     width = 32 if count < _FEW else 64
     head = Head.kinds()[task.head].parse({"pooling": ["mean", "max", "mean_sqrt_len"], "dropout": 0.3})
     blocks = [{"branches": ["attention(4, mask=full)", "propagation"], "order": "parallel", "dropout": 0.2}]
@@ -82,7 +83,6 @@ def _model(count: int, task: TaskSpec, wide: Subtrees) -> Model:
             "frontend": "nodes",
             "blocks": blocks,
             "head": head,
-            "wide": wide,
             "init_std": 0.1,
         }
     )

@@ -47,6 +47,7 @@ def choose_images(asked: RecipeRequest) -> Recipe:
         description=f"{counted(count, 'image')} of {height} × {width} pixels: chosen for this data and this machine.",
         data=asked.data.changed(processor=processor, batching=RandomCrops()),
         model=model,
+        wide=Gradients(),
         task=asked.task,
         training=training,
         quick=short_form(training.steps),
@@ -90,7 +91,6 @@ def _model(count: int, side: int, task: TaskSpec) -> Model:
         frontend=Patches(patch=_patch(side, 2), stem=(32, 64), dropout=0.1),
         blocks=(_block(width),),
         head=Head.kinds()[task.head](),
-        wide=Gradients(),
     )
 
 

@@ -57,6 +57,7 @@ def choose_series(asked: RecipeRequest) -> Recipe:
             batching=RandomCrops() if equal else LengthBuckets(buckets=4),
         ),
         model=_model(len(values), usual, longest, asked.task),
+        wide=Features(),
         task=asked.task,
         training=training,
         quick=short_form(training.steps),
@@ -95,7 +96,6 @@ def _model(count: int, usual: int, longest: int, task: TaskSpec) -> Model:
         frontend=frontend,
         blocks=(Block(branches=(attention, FeedForward(hidden=2 * width)), dropout=0.2),),
         head=head,
-        wide=Features(),
     )
 
 

@@ -49,6 +49,7 @@ def choose_video(asked: RecipeRequest) -> Recipe:
         description=f"{counted(count, 'clip')} of {size}: chosen for this data and this machine.",
         data=asked.data.changed(processor=processor, batching=RandomCrops()),
         model=_model(count, processor.frames, side, asked.task),
+        wide=Features(),
         task=asked.task,
         training=training,
         quick=short_form(training.steps),
@@ -65,7 +66,6 @@ def _model(count: int, frames: int, side: int, task: TaskSpec) -> Model:
         frontend=Tubelets(depth=min(2, frames), patch=_patch(side, _GRID), positions=Sinusoidal3D(), dropout=0.1),
         blocks=(Block(branches=(attention, FeedForward(hidden=2 * width)), dropout=0.1),),
         head=Head.kinds()[task.head].parse({"pooling": "mean"}),
-        wide=Features(),
     )
 
 

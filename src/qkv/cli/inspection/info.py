@@ -160,7 +160,7 @@ def _run(folder: Path) -> list[tuple[str, Any]]:
         *([("processors", ", ".join(run.vocabulary.processors))] if run.vocabulary.processors else []),
         ("model", _stack(model)),
         ("context length", model.context_length),
-        ("parameters", sum(p.numel() for p in run.model.parameters())),
+        ("parameters", run.num_parameters),
         *([("weights of linear layers", f"{quantized.bits} bits")] if quantized else []),
         ("steps", f"{max(steps, default=0):,} of {steps_in_all(run.metrics, training.steps):,}"),
         ("best validation loss", f"{min(validated):.4f} {task_of(run).loss_unit}" if validated else "not measured yet"),

@@ -176,7 +176,7 @@ def _tell(run: Run) -> None:
     bests = [row for row in run.metrics if row.get("step") == run.step and "val_loss" in row]
     best: dict[str, Any] = bests[-1] if bests and not run.evaluation else {}
     rows: list[tuple[str, object]] = [
-        ("parameters", sum(p.numel() for p in run.model.parameters())),
+        ("parameters", run.num_parameters),
         ("steps", max((row["step"] for row in trained), default=0)),
         ("training time", duration(max((row["time"] for row in trained), default=0.0))),
         *times(run.metrics),

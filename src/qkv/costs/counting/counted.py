@@ -60,8 +60,8 @@ class Asked:
 
     @property
     def partly(self) -> bool:
-        """True if only some parameters are trained, or if the model has a wide path."""
-        return self.training.adapt != Whole() or bool(self.training.frozen) or self.model.wide is not None
+        """True if only some parameters are trained."""
+        return self.training.adapt != Whole() or bool(self.training.frozen)
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,6 @@ class _Run:
             yield _SEGMENTATION, model.segmentation
             if model.segmentation.inner is not None:
                 yield Key(INNER, "final norm"), model.segmentation.inner.norm
-        if model.wide is not None:
-            yield Key(OWN, "wide"), model.wide
 
     def _watch_block(self, prefix: str, i: int, block: nn.Module, blocks: int) -> None:
         def entered(*_: Any) -> None:
@@ -373,7 +371,7 @@ _ORDER = (
     (OWN, ("embedding",)),
     (LATENTS, ("embedding", None, "depth average", "final norm")),
     (INNER, (None, "depth average", "final norm")),
-    (OWN, ("queries", "segmentation", None, "depth average", "final norm", "head", "wide")),
+    (OWN, ("queries", "segmentation", None, "depth average", "final norm", "head")),
 )
 """Names of the parts of each stack in order of execution; None: the layers of the stack."""
 

@@ -42,8 +42,6 @@ def random_batch(model: Transformer, sizes: BatchSizes) -> Batch:
     """Build a random batch without padding: inputs for the front ends, and targets for the model's head."""
     generator = torch.Generator().manual_seed(0)
     read = model.frontend.random(sizes.batch_size, sizes.length, generator)
-    if model.wide is not None:
-        read = model.wide.random(read, generator)
     source = model.encoder and model.encoder.frontend.random(sizes.batch_size, sizes.source_length, generator)
     targets = model.head.random(sizes.batch_size, sizes.length, generator)
     return Batch.of(read, targets, source, targets.numel())

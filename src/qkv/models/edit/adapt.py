@@ -181,14 +181,9 @@ def rate_factors(rates: Mapping[str, float], names: Iterable[str]) -> dict[str, 
 
 
 def learned_sentence(model: Transformer, training: Training) -> str:
-    """Return a message with the number of trainable parameters; "" if all are trainable.
-
-    The wide path is not counted, since it is fitted before training and never frozen by a setting.
-    """
-    fitted = set() if model.wide is None else set(model.wide.parameters())
-    every = [parameter for parameter in model.parameters() if parameter not in fitted]
-    learning = sum(p.numel() for p in every if p.requires_grad)
-    total = sum(p.numel() for p in every)
+    """Return a message with the number of trainable parameters; "" if all are trainable."""
+    learning = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in model.parameters())
     if learning == total:
         return ""
     return (

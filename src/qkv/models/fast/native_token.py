@@ -131,7 +131,7 @@ def _obstacle(model: Any) -> str:
 
 def _unsupported(model: Any) -> str:
     """Return the part or connection around the model's sequence of modules that the library does not support, or ""."""
-    beside = {"a segmentation": model.segmentation, "latents": model.latents, "a wide path": model.wide}
+    beside = {"a segmentation": model.segmentation, "latents": model.latents}
     lacking = next((name for name, part in beside.items() if part is not None), None)
     if lacking is not None:
         return f"the model has {lacking}"

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from qkv.models.wide import WidePath
 from qkv.runs.storage.files import clear_errors, read_tensors, write_tensors
 
 BEFORE_REFIT = "before_refit.safetensors"
@@ -25,11 +25,11 @@ NOTE = (
 _KEPT = ("table", "bias", "idf", "mean", "deviation")
 
 
-def keep_wide(model: Any, folder: Path) -> None:
-    """Write the fitted tensors of the model's wide path into the run's folder. Raises ``UserError`` on disk errors."""
+def keep_wide(wide: WidePath, folder: Path) -> None:
+    """Write the fitted tensors of the wide path into the run's folder. Raises ``UserError`` on disk errors."""
     path = folder / BEFORE_REFIT
     with clear_errors(str(path)):
-        write_tensors(path, _tensors(model), {})
+        write_tensors(path, _tensors(wide), {})
 
 
 def drop_wide(folder: Path) -> None:
@@ -39,37 +39,39 @@ def drop_wide(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def restore_wide(model: Any, folder: Path) -> bool:
-    """Load the stored copy, if the run has one, into the model's wide path; return True if it has one."""
+def restore_wide(wide: WidePath, folder: Path) -> bool:
+    """Load the stored copy, if the run has one, into its wide path; return True if it has one."""
     path = folder / BEFORE_REFIT
-    if getattr(model, "wide", None) is None or not path.is_file():
+    if not path.is_file():
         return False
-    _copy(model, read_tensors(path)[0])
+    _copy(wide, read_tensors(path)[0])
     return True
 
 
 @contextmanager
-def without_validation_rows(model: Any, folder: Path) -> Iterator[bool]:
-    """Return a context manager in which the model has the wide path from before the fit to the validation rows; it
+def without_validation_rows(wide: WidePath | None, folder: Path) -> Iterator[bool]:
+    """Return a context manager in which the run's wide path is that from before the fit to the validation rows; it
     yields True if the run stores that path.
     """
-    own = None if getattr(model, "wide", None) is None else _tensors(model)
-    found = own is not None and restore_wide(model, folder)
+    if wide is None:
+        yield False
+        return
+    own, found = _tensors(wide), restore_wide(wide, folder)
     try:
         yield found
     finally:
-        if own is not None and found:
-            _copy(model, own)
+        if found:
+            _copy(wide, own)
 
 
-def _tensors(model: Any) -> dict[str, Tensor]:
-    state = model.wide.state_dict()
+def _tensors(wide: WidePath) -> dict[str, Tensor]:
+    state = wide.state_dict()
     return {name: state[name].clone() for name in _KEPT if name in state}
 
 
 @torch.no_grad()
-def _copy(model: Any, tensors: dict[str, Tensor]) -> None:
-    state = model.wide.state_dict()
+def _copy(wide: WidePath, tensors: dict[str, Tensor]) -> None:
+    state = wide.state_dict()
     for name in _KEPT:
         if name in state:
             state[name].copy_(tensors[name])

@@ -28,6 +28,8 @@ from qkv.system.files import PARTIAL, sync, write_file
 from qkv.system.world import ALONE, World
 
 PARTS = ("weights", "optimizer", "random")
+WIDE = "wide."
+"""Prefix of the names of the wide path's tensors in a run's files of weights, where they stand beside the model's."""
 _NAME = re.compile(r"step-(\d+)$")
 
 
@@ -174,29 +176,44 @@ def _read_state(path: Path) -> dict[str, Any]:
     return content
 
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and persistent buffers of ``model`` by name, without copies. A tensor with several names (a
-    tied head) is returned only under its first name.
+def weights(model: nn.Module, wide: nn.Module | None = None) -> dict[str, Tensor]:
+    """Return parameters and persistent buffers of ``model``, and of the run's wide path under the prefix ``WIDE``, by
+    name, without copies. A tensor with several names (a tied head) is returned only under its first name.
     """
     seen: set[int] = set()
     found = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    beside = {} if wide is None else wide.state_dict(prefix=WIDE, keep_vars=True)
+    for name, tensor in {**model.state_dict(keep_vars=True), **beside}.items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
             found[name] = tensor.detach()
     return found
 
 
-def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Copy ``tensors`` into the parameters and buffers of ``model``. ``source``: file of the tensors, for messages.
-    Raises UserError naming the first tensor that is missing, unknown or of the wrong shape.
+def of_model(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of the model in a run's file of weights, without those of a wide path."""
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(WIDE)}
+
+
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path, wide: nn.Module | None = None) -> None:
+    """Copy ``tensors`` into the parameters and buffers of ``model`` and of the run's wide path. ``source``: file of the
+    tensors, for messages. Raises UserError naming the first tensor that is missing, unknown or of the wrong shape.
     """
-    _checked(model, tensors, source)
-    model.load_state_dict(dict(tensors), strict=False)  # not strict: shared tensors are stored under one name only
+    _checked(model, tensors, source, wide)
+    model.load_state_dict(of_model(tensors), strict=False)  # not strict: shared tensors are stored under one name only
+    _load_wide(wide, tensors)
 
 
-def _checked(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> dict[str, Tensor]:
-    own = weights(model)
+def _load_wide(wide: nn.Module | None, tensors: Mapping[str, Tensor]) -> None:
+    if wide is not None:
+        wide.load_state_dict({name: tensors[WIDE + name] for name in wide.state_dict()})
+
+
+def _checked(
+    model: nn.Module, tensors: Mapping[str, Tensor], source: Path, wide: nn.Module | None
+) -> dict[str, Tensor]:
+    """Return the tensors of the model alone, by name; ``tensors`` fit them and those of the wide path."""
+    own = weights(model, wide)
     for name, tensor in own.items():
         if name not in tensors:
             raise UserError(f"{source} lacks the tensor {name!r}, which this model has")
@@ -208,22 +225,25 @@ def _checked(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> d
         raise UserError(
             f"{source} holds the tensor {unknown!r}, which this model does not have; {nearest(unknown, own)}"
         )
-    return own
+    return of_model(own)
 
 
-def take_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Assign ``tensors``, without copying, to the parameters and buffers of ``model``, which is on the meta device.
-    Raises UserError as ``load_weights``.
+def take_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path, wide: nn.Module | None = None) -> None:
+    """Assign ``tensors``, without copying, to the parameters and buffers of ``model``, which is on the meta device, and
+    copy those of the run's wide path. Raises UserError as ``load_weights``.
     """
-    own, places = _checked(model, tensors, source), places_of(model)
+    own, places = _checked(model, tensors, source, wide), places_of(model)
     for name, tensor in own.items():
         place(places[name], tensors[name].to(tensor.dtype))
+    _load_wide(wide, tensors)
 
 
-def save_weights(path: Path, model: nn.Module, metadata: Mapping[str, Any]) -> None:
-    """Write the weights of ``model`` atomically. On a disk error, raise UserError and keep the existing file."""
+def save_weights(path: Path, model: nn.Module, metadata: Mapping[str, Any], wide: nn.Module | None = None) -> None:
+    """Write the weights of ``model`` and of the run's wide path atomically. On a disk error, raise UserError and keep
+    the existing file.
+    """
     with clear_errors(str(path)):
-        write_tensors(path, weights(model), metadata)
+        write_tensors(path, weights(model, wide), metadata)
 
 
 def _text_digest(text: str) -> str:

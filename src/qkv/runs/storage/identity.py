@@ -12,6 +12,7 @@ from typing import Any
 
 from qkv.data.vocabulary import FILES
 from qkv.spec.extension.outside import RECORD, outside_parts
+from qkv.spec.files.formats import downgraded, upgraded
 from qkv.spec.files.given import without_folders
 from qkv.spec.recipe import Recipe
 from qkv.system.errors import UserError
@@ -24,7 +25,7 @@ checkpoints.
 
 # Settings in _FREE may change when a run resumes: they control when something is measured, saved or shown, not the
 # weights.
-_DECIDING = ("data", "model", "start", "task", "training")
+_DECIDING = ("data", "model", "wide", "start", "task", "training")
 _STORED = "quantized"
 _FREE = {"validation", "checkpoints", "sample_every", "tensorboard"}
 
@@ -43,7 +44,8 @@ def essence(recipe: Recipe) -> dict[str, Any]:
 
     Because defaults are omitted, versions of qkv with new fields can resume runs of older versions.
     """
-    content = {name: plain for name, plain in recipe.essential().items() if name in (*_DECIDING, _STORED)}
+    essential = downgraded(recipe.essential())
+    content = {name: plain for name, plain in essential.items() if name in (*_DECIDING, _STORED)}
     if "data" in content:
         content["data"] = without_folders(content["data"])
     content["training"] = {
@@ -92,7 +94,7 @@ def edited(stored: Mapping[str, Any] | None, recipe: Recipe | None, folder: Path
         if before.get(name) != now.get(name):
             how = "was removed" if name not in now else "was changed" if name in before else "was added"
             return f"{folder / name} {how} after the weights were trained"
-    found = recipe and first_difference(stored["recipe"], made_with(recipe, folder)["recipe"])
+    found = recipe and first_difference(upgraded(stored["recipe"]), upgraded(made_with(recipe, folder)["recipe"]))
     if found:
         path, was, is_now = found
         return (

@@ -18,6 +18,7 @@ from qkv.layers.linear.lora import fold
 from qkv.models.edit.adapt import add_adapters
 from qkv.models.edit.quantize import compute_in_fp32, quantize
 from qkv.models.transformer import Transformer
+from qkv.models.wide import build_wide
 from qkv.runs.metrics import rows_of
 from qkv.runs.run import Run
 from qkv.runs.storage.checkpoint import CheckpointStore, save_weights, take_weights
@@ -62,6 +63,8 @@ def load(
     run = _load(source, (accept_changes, copy, keep_adapters), published, narrow)
     if place.type != "cpu":
         run.model.to(place)
+        if run.wide is not None:
+            run.wide.to(place)
     elif narrow:
         compute_in_fp32(run.model)
     return run
@@ -115,9 +118,10 @@ def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False)
         add_adapters(model, recipe.training)
         if recipe.quantized is not None:
             quantize(model, recipe.quantized)
-    take_weights(model, tensors, folder / WEIGHTS)
+    wide = recipe.wide and build_wide(recipe.wide, model.head.num_outputs)
+    take_weights(model, tensors, folder / WEIGHTS, wide)
     watch(model, [source] if source else [])
-    return Run(folder, recipe, model.eval(), vocabulary, rows_of(folder), int(metadata.get("step", 0)))
+    return Run(folder, recipe, model.eval(), vocabulary, rows_of(folder), int(metadata.get("step", 0)), wide=wide)
 
 
 def _weights(
@@ -165,7 +169,7 @@ def accept(folder: Path) -> str | None:
         if change:
             stored = read_metadata(path) if path.exists() else {"step": run.step}
             stored.pop("sha256", None)
-            save_weights(path, run.model, {**stored, MADE_WITH: made_with(run.recipe, folder)})
+            save_weights(path, run.model, {**stored, MADE_WITH: made_with(run.recipe, folder)}, run.wide)
         if write_parts(run.recipe, folder):
             change = change or f"the file of a part of your own, in {folder / RECORD},"
     return change

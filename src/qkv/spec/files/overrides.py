@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from qkv.spec.base import Part, Spec, read_short_form
 from qkv.spec.branches import Branch
 from qkv.spec.errors import Problem, SpecError
+from qkv.spec.files.formats import upgraded_path
 from qkv.spec.files.plain import Shape, is_slot, plain, shape_of
 from qkv.spec.files.reader import Lines, SpecPath, read_yaml, scalar
 from qkv.system.errors import dotted, nearest
@@ -39,7 +40,7 @@ class Assignment(NamedTuple):
     @classmethod
     def of(cls, path: str, value: Any) -> Assignment:
         """Build the assignment of a Python value to a dotted ``path``."""
-        return cls(tuple(path.split(".")), value, f"{path}={value}")
+        return cls(upgraded_path(tuple(path.split("."))), value, f"{path}={value}")
 
     @property
     def text_value(self) -> Any:
@@ -67,7 +68,7 @@ def assignments(overrides: Iterable[str | Assignment]) -> Iterator[Assignment]:
             raise _error(text, "there is no '=' in it; write path=value, such as training.steps=500")
         if not all(names):
             raise _error(text, "a name of its path is empty; write path=value, such as training.steps=500")
-        yield Assignment(names, _value(text, raw.strip()), text, raw.strip())
+        yield Assignment(upgraded_path(names), _value(text, raw.strip()), text, raw.strip())
 
 
 def override(spec: S, overrides: Iterable[str | Assignment]) -> S:

@@ -13,7 +13,7 @@ import yaml
 from qkv.spec.base import Spec
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.extension.outside import check_outside_parts
-from qkv.spec.files.formats import newer
+from qkv.spec.files.formats import newer, upgraded, upgraded_path
 from qkv.spec.files.given import found_in
 from qkv.spec.files.overrides import Assignment, assignments, parsed, quick_form
 from qkv.spec.files.plain import plain
@@ -124,7 +124,7 @@ def read_content(path: str | Path) -> tuple[dict[str, Any], Lines, str]:
     found = cast("dict[str, Any]", data)
     if problems := newer(found):
         raise SpecError(problems, source, lines)
-    return found, lines, source
+    return upgraded(found), {upgraded_path(place): line for place, line in lines.items()}, source
 
 
 def _text(path: Path) -> str:

@@ -116,7 +116,7 @@ class _Features:
     """
 
     def __init__(self, dataset: ExampleDataset):
-        wide = dataset.recipe.model.wide
+        wide = dataset.recipe.wide
         processor = dataset.vocabulary.processor
         assert processor is not None
         self.processor = build_processor(processor)

@@ -68,7 +68,7 @@ class EdgeDataset(Dataset):
         other: bool = False,
     ):
         self.recipe, self.table, self.vocabulary = with_vocabulary(recipe, vocabulary), table, vocabulary
-        self.name, self.processor, self.wide = table.name, processor, recipe.model.wide is not None
+        self.name, self.processor, self.wide = table.name, processor, recipe.wide is not None
         task = cast("EdgePrediction", recipe.task)
         self._hidden, self._negatives, self._seed = task.hidden, task.negatives, recipe.training.seed
         self.nodes = int(table.graph["num_nodes"])
@@ -189,7 +189,7 @@ class EdgePredictionTask(JoinedTask):
         return EdgeDataset(recipe, table, vocabulary, _processor(vocabulary), other=True)
 
     def asked(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
-        return model(batch.input, tap=tap)[0], batch.targets
+        return self.outputs(model, batch.input, tap), batch.targets
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         return model.head.loss(*self.asked(model, batch, tap))
@@ -222,7 +222,7 @@ class EdgePredictionTask(JoinedTask):
     def sample(self, model: Any, dataset: Dataset, recipe: Recipe) -> str | None:
         assert isinstance(dataset, EdgeDataset)
         pairs = np.concatenate([some[: _SHOWN // 2] for some in dataset.asked(VALIDATION)])
-        names, chances = dataset.table.names, _chances(model, dataset, pairs)
+        names, chances = dataset.table.names, self._chances(model, dataset, pairs)
         return "\n".join(
             f"{names[a]} – {names[b]}: {chance:.2f} (truth: {'edge' if i < len(pairs) / 2 else 'no edge'})"
             for i, ((a, b), chance) in enumerate(zip(pairs.tolist(), chances, strict=True))
@@ -236,8 +236,16 @@ class EdgePredictionTask(JoinedTask):
         assert isinstance(dataset, EdgeDataset)
         place = {name: i for i, name in enumerate(dataset.table.names)}
         ends = [[_place(place, str(row[name]).strip(), dataset.name) for name in self.asks] for row in rows]
-        chances = _chances(model, dataset, np.sort(np.array(ends, np.int64).reshape(-1, 2), 1))
+        chances = self._chances(model, dataset, np.sort(np.array(ends, np.int64).reshape(-1, 2), 1))
         return [{"answer": "edge" if chance >= 0.5 else "no edge", "probability": chance} for chance in chances]
+
+    def _chances(self, model: Any, dataset: EdgeDataset, pairs: np.ndarray) -> list[float]:
+        """Predict the probabilities of edges between pairs of nodes from the training edges except those of the
+        pairs.
+        """
+        signal = dataset.signal_of(dataset.without(pairs), pairs).to(model.device)
+        with torch.inference_mode(), evaluating(model):
+            return self.outputs(model, signal)[:, 0].double().sigmoid().tolist()
 
     def targets(self, dataset: EdgeDataset, split: str) -> np.ndarray:
         found, others = dataset.asked(split)
@@ -281,10 +289,3 @@ def _place(place: dict[str, int], name: str, graph: str) -> int:
 
 def _chance(logit: float) -> float:
     return 1 / (1 + float(np.exp(-logit)))
-
-
-def _chances(model: Any, dataset: EdgeDataset, pairs: np.ndarray) -> list[float]:
-    """Predict the probabilities of edges between pairs of nodes from the training edges except those of the pairs."""
-    signal = dataset.signal_of(dataset.without(pairs), pairs).to(model.device)
-    with torch.inference_mode(), evaluating(model):
-        return model(signal)[0][:, 0].double().sigmoid().tolist()

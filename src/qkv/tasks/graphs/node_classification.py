@@ -202,7 +202,7 @@ class NodeClassificationTask(JoinedTask):
         return torch.stack(losses).mean() + consistency.weight * batch.num_targets * apart
 
     def asked(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
-        logits, asked = model(batch.input, tap=tap)[0], batch.targets != IGNORED
+        logits, asked = self.outputs(model, batch.input, tap), batch.targets != IGNORED
         return logits[asked], batch.targets[asked]
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
@@ -213,6 +213,10 @@ class NodeClassificationTask(JoinedTask):
         targets = batch.targets[batch.targets != IGNORED]
         pairs = list(zip(targets.tolist(), found.argmax(-1).tolist(), strict=True))
         return Observed(model.head.loss(found[None], targets[None]), len(pairs), pairs)
+
+    def _chances(self, model: Any, dataset: NodeDataset, nodes: np.ndarray) -> Tensor:
+        """Compute the class probabilities (nodes, C) of ``nodes``."""
+        return _of_nodes(model, dataset, nodes, lambda signal: self.outputs(model, signal)[0].double().softmax(-1))
 
     def targets(self, dataset: NodeDataset, split: str) -> np.ndarray:
         return dataset.classes[dataset.table.splits[split]]
@@ -264,7 +268,7 @@ class NodeClassificationTask(JoinedTask):
     def sample(self, model: Any, dataset: Dataset, recipe: Recipe) -> str | None:
         assert isinstance(dataset, NodeDataset)
         nodes = dataset.table.splits[VALIDATION][:_SHOWN]
-        best = _chances(model, dataset, nodes).argmax(1)
+        best = self._chances(model, dataset, nodes).argmax(1)
         table, labels = dataset.table, dataset.vocabulary.labels
         return "\n".join(
             f"{table.names[node]}: {labels[found]} (truth: {table.labels[node]})"
@@ -282,7 +286,7 @@ class NodeClassificationTask(JoinedTask):
         unknown = next((name for name in names if name not in place), None)
         if unknown is not None:
             raise UserError(f"{dataset.name} has no node {unknown!r}; {nearest(unknown, list(place)[:10_000])}")
-        for each in _chances(model, dataset, np.array([place[name] for name in names], np.int64)).tolist():
+        for each in self._chances(model, dataset, np.array([place[name] for name in names], np.int64)).tolist():
             best = max(range(len(each)), key=each.__getitem__)
             probabilities = dict(zip(vocabulary.labels, each, strict=True))
             found.append({"answer": vocabulary.labels[best], "probability": each[best], "probabilities": probabilities})
@@ -315,8 +319,3 @@ def _of_nodes(model: Any, dataset: NodeDataset, nodes: np.ndarray, call: Callabl
             found.append((places, call(signal.to(model.device)).cpu()[torch.from_numpy(inside)]))
     order = np.argsort(np.concatenate([places for places, _ in found]))
     return torch.cat([values for _, values in found])[torch.from_numpy(order)].clone()
-
-
-def _chances(model: Any, dataset: NodeDataset, nodes: np.ndarray) -> Tensor:
-    """Compute the class probabilities (nodes, C) of ``nodes``."""
-    return _of_nodes(model, dataset, nodes, lambda signal: model(signal)[0][0].double().softmax(-1))

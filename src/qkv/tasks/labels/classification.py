@@ -28,7 +28,7 @@ from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import Collate, column
 from qkv.tasks.inputs import PARTNERS, SHARE
 from qkv.tasks.labels.class_weights import label_loss, rare_labels_note, weights_of, with_class_weights
-from qkv.tasks.labels.pooled import SHORT, PooledTask, outputs
+from qkv.tasks.labels.pooled import SHORT, PooledTask
 from qkv.tasks.metrics.label_metrics import agreement, confusion
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals, lowercase
 
@@ -92,7 +92,7 @@ class ClassificationTask(PooledTask):
         return lambda rows: read.batch(rows, torch.tensor([row.truth for row in rows]))
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        logits = outputs(model, batch, tap)
+        logits = self.row_outputs(model, batch, tap)
         own, others = batch.targets, batch.extras.get(PARTNERS)
         loss = label_loss(model.head, logits, own, self.spec.label_smoothing, self.weights)
         if others is None:
@@ -102,7 +102,7 @@ class ClassificationTask(PooledTask):
         return share * loss + (1 - share) * mixed
 
     def class_logits(self, model: Transformer, batch: Batch) -> Tensor:
-        return outputs(model, batch)
+        return self.row_outputs(model, batch)
 
     def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
         pairs = list(zip(batch.targets.tolist(), found.argmax(-1).tolist(), strict=True))

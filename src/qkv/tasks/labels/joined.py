@@ -1,4 +1,4 @@
-"""Base class of tasks whose model may have a wide path."""
+"""Base class of tasks whose run may have a wide path beside its model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qkv.tasks.task import Observed, Task
 
 
 class JoinedTask(Task):
-    """Base class of tasks whose model can be the sum of a network and a wide path (linear in simple features)."""
+    """Base class of tasks whose outputs can be those of a model and of a wide path (linear in simple features)."""
 
     @abstractmethod
     def asked(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:

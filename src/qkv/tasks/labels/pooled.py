@@ -103,13 +103,22 @@ class PooledTask(ExampleTask, JoinedTask):
         """Format the answer beside the true value of ``row`` as a short text."""
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return model.head.loss(outputs(model, batch, tap), batch.targets)
+        return model.head.loss(self.row_outputs(model, batch, tap), batch.targets)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
-        return self.observed(model, outputs(model, batch), batch)
+        return self.observed(model, self.row_outputs(model, batch), batch)
+
+    def row_outputs(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        """Compute the outputs (B, C), one row per example: the mean over its windows."""
+        rows = batch.extras.get(ROWS)
+        if rows is None:
+            return self.outputs(model, batch.input, tap)
+        found = at_least_single(self.outputs(model, batch.input, tap))
+        total = found.new_zeros(len(batch.targets), found.shape[1]).index_add(0, rows, found)
+        return total / torch.bincount(rows, minlength=len(total))[:, None]
 
     def asked(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
-        return outputs(model, batch, tap), batch.targets
+        return self.row_outputs(model, batch, tap), batch.targets
 
     def labels(self, records: Records) -> tuple[str, ...]:
         """Return the class labels in order; () for a task without classes. Raises ``UserError`` for fewer than two."""
@@ -198,7 +207,7 @@ class PooledTask(ExampleTask, JoinedTask):
             read = [self._noted(reader, row) for row in rows[begin : begin + _AT_ONCE]]
             batch = collate([fields for fields, _ in read]).to(model.device)
             with torch.inference_mode(), evaluating(model):
-                found.append(at_least_single(outputs(model, batch)).cpu())
+                found.append(at_least_single(self.row_outputs(model, batch)).cpu())
             notes += [note for _, note in read]
         return torch.cat(found) if found else torch.empty(0, 1), notes
 
@@ -208,13 +217,3 @@ class PooledTask(ExampleTask, JoinedTask):
             return reader.noted(row, self.unknown)
         except Unusable as error:
             raise UserError(str(error)) from None
-
-
-def outputs(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-    """Compute the outputs (B, C) of the model, one row per example: the mean over its windows."""
-    rows = batch.extras.get(ROWS)
-    if rows is None:
-        return model(batch.input, tap=tap)[0]
-    found = at_least_single(model(batch.input, tap=tap)[0])
-    total = found.new_zeros(len(batch.targets), found.shape[1]).index_add(0, rows, found)
-    return total / torch.bincount(rows, minlength=len(total))[:, None]

@@ -81,8 +81,7 @@ class ForecastingTask(Task):
     def restored(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         """Run the model; return outputs (B, C, H, Q) as standardised values, without the normalisation per window."""
         memory = None if batch.source is None else model.encode(batch.source, tap)
-        out, _ = model(batch.input, tap=tap, memory=memory)
-        return self.levelled(model, batch, out)
+        return self.levelled(model, batch, self.outputs(model, batch.input, tap, memory))
 
     def levelled(self, model: Transformer, batch: Batch, out: Tensor) -> Tensor:
         """Undo the normalisation of each window in the outputs ``out`` of the model."""

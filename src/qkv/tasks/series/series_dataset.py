@@ -186,20 +186,17 @@ def with_windows(recipe: Recipe, processor: Series) -> Recipe:
         model = model.changed(frontend=ahead, encoder=encoder, context_length=task.horizon)
     else:
         model = model.changed(frontend=reader, context_length=positions)
-    if model.wide is not None:
-        if task.dropped and not getattr(reader, "frequencies", 0):
-            sentence = (
-                "the linear map needs the times of the values if some steps are left out; set frontend.frequencies"
-            )
-            raise SpecError([Problem(("model", "wide"), sentence)])
-        model = model.changed(wide=model.wide.of_window(task.context))
+    if recipe.wide is not None and task.dropped and not getattr(reader, "frequencies", 0):
+        sentence = "the linear map needs the times of the values if some steps are left out; set frontend.frequencies"
+        raise SpecError([Problem(("wide",), sentence)])
     channels = 1 if reader.rows_per_channel else len(processor.channels)
     try:
         joined = model.num_outputs or model.context_length
         head = model.head.of_window(task.horizon, channels, joined)  # type: ignore[attr-defined]
     except SpecError as error:
         raise SpecError([problem.under("model", "head") for problem in error.problems]) from None
-    return recipe.changed(model=model.changed(head=head))
+    wide = recipe.wide and recipe.wide.of_window(task.context)
+    return recipe.changed(model=model.changed(head=head), wide=wide)
 
 
 def _sized(frontend: OfSeries, processor: Series, steps: int, path: tuple[str, ...]) -> OfSeries:

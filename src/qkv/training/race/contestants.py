@@ -1,5 +1,5 @@
-"""Contestants: the deep path of a model, its wide path, and both combined. Their metrics on the validation split decide
-which one the run keeps.
+"""Contestants: the model of a run (deep path), its wide path, and both combined. Their metrics on the validation split
+decide which one the run keeps.
 """
 
 from __future__ import annotations

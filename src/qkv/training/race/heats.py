@@ -200,9 +200,7 @@ def _heat(recipe: Recipe, name: str) -> Recipe:
         "validation": training.validation.changed(best="loss"),
         "checkpoints": training.checkpoints.changed(every=steps),
     }
-    return found.changed(
-        name=name, model=found.model.changed(wide=None), training=training.changed(**changes), quick={}
-    )
+    return found.changed(name=name, wide=None, training=training.changed(**changes), quick={})
 
 
 def _progress(tell: OnEvent, title: str) -> OnEvent:

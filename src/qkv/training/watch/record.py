@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from qkv.costs.cost import cost
+from qkv.models.wide import num_parameters
 from qkv.report.figures import duration, short, size
 from qkv.report.metrics import MetricsLog, TensorBoardLog
 from qkv.report.training import Status, TrainingRun, training_report
@@ -165,7 +166,7 @@ class RunRecorder:
         setup, training = self.setup, self.setup.recipe.training
         figures: dict[str, float] = {
             "total_steps": steps_in_all(rows, training.steps),
-            "parameters": sum(p.numel() for p in setup.model.parameters()),
+            "parameters": num_parameters(setup.model, setup.task.wide),
             "tokens": done.targets,
         }
         if any("val_bits_per_character" in row for row in rows):

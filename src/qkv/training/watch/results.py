@@ -18,6 +18,7 @@ from qkv.runs.storage.evaluation_file import read_evaluation
 from qkv.runs.storage.files import clear_errors, read_tensors
 from qkv.runs.storage.folder import SPEC, WEIGHTS
 from qkv.runs.storage.identity import MADE_WITH, check_unedited, difference
+from qkv.spec.files.formats import downgraded
 from qkv.spec.files.plain import plain
 from qkv.spec.files.yaml_edit import InLine, with_keys
 from qkv.spec.files.yaml_io import read_recipe
@@ -29,7 +30,7 @@ from qkv.system.files import write_file
 from qkv.tasks.registry import task_of_recipe
 from qkv.training.environment import read_environment
 
-_DECIDING = ("data", "model", "start", "task", "training", "sample")
+_DECIDING = ("data", "model", "wide", "start", "task", "training", "sample")
 _FREE = ("seed", "checkpoints", "sample_every", "tensorboard")
 _STACKS = (("model",), ("model", "encoder"))
 _FROM_DATA = (
@@ -39,7 +40,7 @@ _FROM_DATA = (
     *(("model", "head", name) for name in ("horizon", "channels", "positions")),
     *(("model", "head", name) for name in ("grid", "cell", "height", "width", "features")),
     *((*stack, "frontend", name) for stack in _STACKS for name in ("features", "covariates", "steps")),
-    ("model", "wide", "steps"),
+    ("wide", "steps"),
     ("data", "columns"),
     ("data", "decimal"),
     ("data", "processor", "dates"),
@@ -75,7 +76,8 @@ def result_digest(recipe: Recipe) -> str:
     """Compute the SHA-256 of the settings that determine a recipe's results: data, model, start, task, training and
     sampling, without the seed.
     """
-    content = {name: value for name, value in recipe.essential().items() if name in _DECIDING}
+    essential = downgraded(recipe.essential())
+    content = {name: value for name, value in essential.items() if name in _DECIDING}
     content["training"] = {name: value for name, value in content.get("training", {}).items() if name not in _FREE}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

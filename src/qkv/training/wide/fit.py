@@ -23,7 +23,7 @@ from qkv.data.corpora.corpus import TRAIN, VALIDATION
 from qkv.data.features.ngrams import Bag
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
-from qkv.models.wide import DEEP, WIDE, Features, Ngrams
+from qkv.models.wide import DEEP, WIDE, Features, Ngrams, WidePath
 from qkv.ops.at_least_single import at_least_single
 from qkv.ops.linear.precision import autocast
 from qkv.report.evaluation import ERRORS, words
@@ -55,7 +55,7 @@ class Design(NamedTuple):
 
     x, targets: features and targets of the rows that it is fitted to; unseen, truth: features and targets of the
     validation split; select: function that selects the penalty and fits; place: function that copies the fitted weights
-    into the model; said: number of features and rows in words.
+    into the path; said: number of features and rows in words.
     """
 
     x: Any
@@ -68,44 +68,43 @@ class Design(NamedTuple):
 
 
 def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
-    """Fit the wide path of ``model``, if it has one, to the training split; return notices.
+    """Fit the wide path of ``task``, if it has one, to the training split; return notices. ``model``: the deep path.
 
     Penalty and scales are selected on the validation split, or by cross-validation. If there are many n-grams, those
     that occur in only one row are omitted. Raises ``UserError`` if scikit-learn is not installed.
     """
-    if model.wide is None:
+    if task.wide is None:
         return []
     if isinstance(dataset, SeriesDataset):
-        return fit_window(model, dataset)
+        return fit_window(model, task.wide, dataset)
     assert isinstance(task, JoinedTask)
-    design = _design(model, task, dataset)
-    design.place(_fitted(model, task, dataset, lambda: design))
+    design = _design(task, dataset)
+    design.place(_fitted(task.wide, task, dataset, lambda: design))
     return [f"the wide path is fitted: {design.said}"]
 
 
-def refit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
-    """Fit the wide path again, to the training and the validation rows; return notices.
+def refit_wide(device: torch.device, task: Task, dataset: Dataset) -> list[str]:
+    """Fit the wide path again, to the training and the validation rows; return notices. ``device``: that of the model.
 
     The penalty and scales selected in the first fit, without the validation rows, are used again. If the path is not
     used, or the data set is not a table of examples, nothing is done and no notice returned.
     """
-    if model.wide is None or not model.wide.reads(WIDE) or not isinstance(dataset, ExampleDataset):
+    wide = task.wide
+    if wide is None or not wide.reads(WIDE) or not isinstance(dataset, ExampleDataset):
         return []
     assert isinstance(task, JoinedTask)
-    device = model.device
-    model.wide.to("cpu")
-    again = _fitted(model, task, dataset, lambda: _design(model, task, dataset)).again
+    wide.to("cpu")
+    again = _fitted(wide, task, dataset, lambda: _design(task, dataset)).again
     assert again is not None, "selections keep how to fit again"
-    design = _design(model, task, dataset, VALIDATION)
+    design = _design(task, dataset, VALIDATION)
     design.place(again(design.x, design.targets))
-    model.wide.to(device)
+    wide.to(device)
     return [f"the wide path is fitted again, to the training and the validation rows: {design.said}"]
 
 
-def _fitted(model: Transformer, task: JoinedTask, dataset: Dataset, design: Callable[[], Design]) -> Fitted:
+def _fitted(wide: WidePath, task: JoinedTask, dataset: Dataset, design: Callable[[], Design]) -> Fitted:
     """Fit the wide path to the training rows, or return the cached fit of this data set."""
-    assert model.wide is not None
-    outputs = model.wide.num_outputs
+    outputs = wide.num_outputs
 
     def fit() -> Fitted:
         x, targets, unseen, truth, select, *_ = design()
@@ -114,15 +113,15 @@ def _fitted(model: Transformer, task: JoinedTask, dataset: Dataset, design: Call
     return once(dataset, "wide path", fit)
 
 
-def _design(model: Transformer, task: JoinedTask, dataset: Dataset, also: str | None = None) -> Design:
+def _design(task: JoinedTask, dataset: Dataset, also: str | None = None) -> Design:
     """Prepare the fit of the wide path to the training rows, together with the rows of the split ``also`` if given."""
-    part = dataset.recipe.model.wide
+    part = dataset.recipe.wide
     if part is not None and part.of_values:
-        assert isinstance(model.wide, Features)
-        return _of_features(model.wide, task, dataset, also)
-    assert isinstance(model.wide, Ngrams)
+        assert isinstance(task.wide, Features)
+        return _of_features(task.wide, task, dataset, also)
+    assert isinstance(task.wide, Ngrams)
     assert isinstance(dataset, ExampleDataset)
-    return _of_ngrams(model.wide, task, dataset, also)
+    return _of_ngrams(task.wide, task, dataset, also)
 
 
 def _targets(task: JoinedTask, dataset: Dataset, also: str | None) -> np.ndarray:
@@ -170,13 +169,13 @@ def _copy(places: Sequence[Tensor], values: Sequence[Any]) -> None:
         place.copy_(torch.as_tensor(value))
 
 
-def _of_singles(model: Transformer, task: JoinedTask, dataset: Dataset) -> dict[str, tuple[Tensor, Tensor]]:
+def _of_singles(wide: WidePath, task: JoinedTask, dataset: Dataset) -> dict[str, tuple[Tensor, Tensor]]:
     """Fit one wide path to the training split for each feature in ``task.singles``, which reads only this feature;
     return name of the feature -> (table, bias).
     """
-    wide, found = model.wide, dict[str, tuple[Tensor, Tensor]]()
+    found = dict[str, tuple[Tensor, Tensor]]()
     table = task.simple_features(dataset, VALIDATION) if task.singles else None
-    if wide is None or table is None:
+    if table is None:
         return found
     truth, targets = task.targets(dataset, VALIDATION), task.targets(dataset, TRAIN)[table.kept]
     for name, column in task.singles.items():
@@ -200,7 +199,7 @@ def _counts(dataset: ExampleDataset, split: str, columns: int) -> Any:
 
 def _weighted(wide: Ngrams, counts: Any) -> Any:
     """Return the TF-IDF weights of the features, a sparse matrix like ``counts``, computed with the formula of the
-    model.
+    path.
     """
     found, ends = counts.copy(), counts.indptr
     for begin in range(0, counts.shape[0], _ROWS):
@@ -215,25 +214,26 @@ def _weighted(wide: Ngrams, counts: Any) -> Any:
 def join(
     model: Transformer, task: Task, dataset: Dataset, precision: str, stop: Callable[[], bool], name: str = ""
 ) -> list[Contestant] | None:
-    """Fit the factors of the paths to the validation split, and set those of the best contestant in the model; return
-    all contestants, the best first. None if ``stop`` returned True.
+    """Fit the factors of the paths to the validation split, and set those of the best contestant in the wide path;
+    return all contestants, the best first. None if ``stop`` returned True.
 
     The best contestant has the lowest loss among those whose ``task.metric`` is not worse than the best baseline; if
     all are worse, it is the contestant with the best metric. Between equal losses, the cheaper contestant wins: wide,
     then deep, then combined. ``name``: name of the deep path, by default the kinds of its token mixers.
     """
-    assert model.wide is not None
+    path = task.wide
+    assert path is not None
     if isinstance(dataset, SeriesDataset):
         assert isinstance(task, ForecastingTask)
         return join_window(model, task, dataset, precision, stop, name or "patches")
     assert isinstance(task, JoinedTask)
-    batches = _held(dataset.rows(VALIDATION), model.wide.num_outputs)
+    batches = _held(dataset.rows(VALIDATION), path.num_outputs)
     found = _outputs(model, task, batches, precision, stop)
     if found is None:
         return None
     kinds = dict.fromkeys(each.kind for block in model.spec.layers for each in block.branches if each.mixes)
     own = name or " and ".join(kinds) or "deep path"
-    simple = words(_noun(model) or task.simple(dataset.vocabulary))
+    simple = words(_noun(dataset) or task.simple(dataset.vocabulary))
     deep, wide, targets = found
 
     def contestant(name: str, reads: Sequence[int], linear: list[Tensor]) -> Contestant:
@@ -247,18 +247,18 @@ def join(
         contestant(name, reads, wide)
         for name, reads in ((simple, (WIDE,)), (own, (DEEP,)), (f"{own}, {simple}", (DEEP, WIDE)))
     ]
-    tables = _of_singles(model, task, dataset)
-    contestants += [contestant(name, (WIDE,), _linear(model, table, batches)) for name, table in tables.items()]
+    tables = _of_singles(path, task, dataset)
+    contestants += [contestant(name, (WIDE,), _linear(path, table, batches)) for name, table in tables.items()]
     order = ranked(contestants, task.metric, _best_baseline(task, dataset))
     if order[0].name in tables:
-        _copy((model.wide.table, model.wide.bias), tables[order[0].name])
-    model.wide.set_share(order[0].deep, order[0].wide)
+        _copy((path.table, path.bias), tables[order[0].name])
+    path.set_share(order[0].deep, order[0].wide)
     return order
 
 
-def _noun(model: Transformer) -> str:
+def _noun(dataset: Dataset) -> str:
     """Return the name of the features that the wide path reads; "" if the task names its simple features instead."""
-    return "" if model.spec.wide is None else model.spec.wide.noun
+    return "" if dataset.recipe.wide is None else dataset.recipe.wide.noun
 
 
 def _held(batches: Iterable[Batch], outputs: int) -> list[Batch]:
@@ -294,13 +294,11 @@ def _best_baseline(task: JoinedTask, dataset: Dataset) -> float | None:
 
 
 @torch.no_grad()
-def _linear(model: Transformer, table: tuple[Tensor, Tensor], batches: Sequence[Batch]) -> list[Tensor]:
+def _linear(wide: WidePath, table: tuple[Tensor, Tensor], batches: Sequence[Batch]) -> list[Tensor]:
     """Compute the outputs of the wide path with ``table``, another (table, bias), in fp64 on the CPU."""
-    wide = model.wide
-    assert wide is not None
     own = wide.table.clone(), wide.bias.clone()
     _copy((wide.table, wide.bias), table)
-    found = [at_least_single(wide(batch.to(model.device).input)).double().cpu() for batch in batches]
+    found = [at_least_single(wide(batch.to(wide.table.device).input)).double().cpu() for batch in batches]
     _copy((wide.table, wide.bias), own)
     return found
 
@@ -312,7 +310,7 @@ def _outputs(
     """Compute (deep outputs, wide outputs, targets), each a list with one tensor per batch on the CPU, the outputs in
     fp64; None if stopped.
     """
-    assert model.wide is not None
+    assert task.wide is not None
     found: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
     with evaluating(model), autocast(precision, model.device):
         for batch in batches:
@@ -320,7 +318,7 @@ def _outputs(
                 return None
             here = batch.to(model.device)
             for path in (DEEP, WIDE):
-                model.wide.set_share(float(path == DEEP), float(path == WIDE))
+                task.wide.set_share(float(path == DEEP), float(path == WIDE))
                 outputs, targets = task.asked(model, here)
                 found[path].append(at_least_single(outputs).double().cpu())
             found[2].append(targets.cpu())

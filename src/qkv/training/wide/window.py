@@ -17,7 +17,7 @@ from qkv.data.batching.batch import Batch
 from qkv.data.corpora.corpus import TEST, VALIDATION
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
-from qkv.models.wide import LinearWindow
+from qkv.models.wide import LinearWindow, WidePath
 from qkv.ops.linear.precision import autocast
 from qkv.tasks.series.forecasting import ForecastingTask
 from qkv.tasks.series.series_baselines import LINEAR, REPEAT, SEASONAL, Affine, fit_linear, predictors, with_intervals
@@ -32,11 +32,11 @@ Shares = Mapping[str, float]
 """Factors of a contestant, a weighted sum of models: name of the model -> factor."""
 
 
-def fit_window(model: Transformer, dataset: SeriesDataset) -> list[str]:
-    """Train the wide path of a forecasting model with the loss of the model's head; return notices."""
+def fit_window(model: Transformer, wide: WidePath, dataset: SeriesDataset) -> list[str]:
+    """Train the wide path beside a forecasting model with the loss of the model's head; return notices."""
     head: Any = model.head
     own = fit_linear(dataset, head.form, head.each, True).affine()
-    _set(model, Affine(torch.nn.functional.pad(own.table, (0, 0, 0, 2)), own.bias), 1.0, 0.0)
+    _set(wide, Affine(torch.nn.functional.pad(own.table, (0, 0, 0, 2)), own.bias), 1.0, 0.0)
     return ["the linear path (DLinear on standardised windows) is trained"]
 
 
@@ -51,7 +51,7 @@ def join_window(
     """Choose between the deep path called ``name``, linear maps, and mixtures of them by the validation split.
 
     Returns all contestants, the best first, with their test metrics if there is a test split; None if ``stop`` returned
-    True. The best contestant is copied into the model.
+    True. The best contestant is copied into the wide path.
 
     Linear maps are the wide path and all baselines. The baselines have the point forecasts that the evaluation reports,
     with intervals fitted to the training split. Mixtures are convex combinations of the deep and the wide path, and of
@@ -60,7 +60,7 @@ def join_window(
     The chosen contestant has the lowest loss among those whose error is not above the lowest error of the baselines.
     With ``keeps: deep``, only the deep path and its mixture with the wide path are eligible.
     """
-    wide, head = model.wide, model.head
+    wide, head = task.wide, model.head
     assert isinstance(wide, LinearWindow)
     maps = {NORMALISED: Affine(wide.table.detach().clone(), wide.bias.detach().clone())}
     for kind, points in predictors(dataset).items():
@@ -79,7 +79,7 @@ def join_window(
     tested = race.figures(TEST, sides) if TEST in dataset.splits else {}
     if stop():
         return None
-    contestants, any_of = [], model.spec.wide.keeps == "any"  # type: ignore[union-attr]
+    contestants, any_of = [], dataset.recipe.wide.keeps == "any"  # type: ignore[union-attr]
     for label, own in sides.items():
         deep, eligible = own.get(name, 0.0), any_of or (name in own and own.keys() <= {name, NORMALISED})
         wide_share, seen = sum(own.values()) - deep, tested.get(label, {})
@@ -130,9 +130,8 @@ class _Race(NamedTuple):
         """Yield each batch of a split with the raw outputs of the deep path and of each linear map; end early if
         stopped.
         """
-        model, wide = self.model, self.model.wide
+        model, wide = self.model, self.task.wide
         assert isinstance(wide, LinearWindow)
-        wide.set_share(1.0, 0.0)
         for batch in self.dataset.rows(split):
             if self.stop():
                 return
@@ -144,14 +143,14 @@ class _Race(NamedTuple):
             yield here, {**linear, self.name: deep.to(window.dtype)}
 
     def keep(self, shares: Shares) -> None:
-        """Copy a contestant with the factors ``shares`` into the model: its linear map, and the factors of the deep and
-        the wide path.
+        """Copy a contestant with the factors ``shares`` into the wide path: its linear map, and the factors of both
+        paths.
         """
         deep = shares.get(self.name, 0.0)
         wide = sum(shares.values()) - deep
         parts = {label: share / wide for label, share in shares.items() if label != self.name} or {NORMALISED: 1.0}
         table, bias = (sum(share * self.maps[label][i] for label, share in parts.items()) for i in range(2))
-        _set(self.model, Affine(table, bias), deep, wide)  # type: ignore[arg-type]
+        _set(self.task.wide, Affine(table, bias), deep, wide)  # type: ignore[arg-type]
 
 
 def convex(products: np.ndarray) -> list[float]:
@@ -178,8 +177,8 @@ def convex(products: np.ndarray) -> list[float]:
 
 
 @torch.no_grad()
-def _set(model: Transformer, found: Affine, deep: float, wide: float) -> None:
-    assert isinstance(model.wide, LinearWindow)
-    model.wide.table.copy_(found.table)
-    model.wide.bias.copy_(found.bias)
-    model.wide.set_share(deep, wide)
+def _set(path: WidePath | None, found: Affine, deep: float, wide: float) -> None:
+    assert isinstance(path, LinearWindow)
+    path.table.copy_(found.table)
+    path.bias.copy_(found.bias)
+    path.set_share(deep, wide)

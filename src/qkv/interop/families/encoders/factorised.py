@@ -42,7 +42,7 @@ def embedding_width(spec: Model) -> int | None:
 def without_map(spec: Model) -> Model:
     """Return the spec without the linear map of its embeddings and without its head, which may share their table."""
     words = spec.frontend.changed(embedding_width=None) if isinstance(spec.frontend, Text) else spec.frontend
-    return spec.changed(frontend=words, head=VectorsHead(), wide=None)
+    return spec.changed(frontend=words, head=VectorsHead())
 
 
 def with_map(model: Model, head: Head, features: int | None) -> Model:
