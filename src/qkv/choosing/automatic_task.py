@@ -71,17 +71,21 @@ def task_of(kind: str) -> TaskSpec:
     """Build the spec of a task of this kind, with its default settings. Raises ``UserError`` if such a task is not
     trained on a table of examples.
     """
-    known = {part.kind: part for part, made in tasks().items() if made.automatic is not None or has_choice(part)}
-    if kind not in known:
-        raise UserError(f"the task {kind!r} cannot be trained on a table of examples; {nearest(kind, known)}")
-    defaults = tasks()[known[kind]].automatic
-    return known[kind].parse(dict(defaults.fields) if defaults else {})
+    parts = {
+        part.kind: part
+        for part, implementer in tasks().items()
+        if implementer.automatic is not None or has_choice(part)
+    }
+    if kind not in parts:
+        raise UserError(f"the task {kind!r} cannot be trained on a table of examples; {nearest(kind, parts)}")
+    defaults = tasks()[parts[kind]].automatic
+    return parts[kind].parse(dict(defaults.fields) if defaults else {})
 
 
 def _defaults(part: type[TaskSpec]) -> Defaults:
-    found = tasks()[part].automatic
-    assert found is not None
-    return found
+    defaults = tasks()[part].automatic
+    assert defaults is not None
+    return defaults
 
 
 def automatic_task(
@@ -108,31 +112,31 @@ def automatic_task(
 
     Raises ``UserError`` for an unusable table.
     """
-    asked = _asked(task_of(kind), data, overrides, machine, start, adapt)
-    processor = asked.data.processor
-    choice = choice_for(asked.task) or choice_for(processor)
+    request = _asked(task_of(kind), data, overrides, machine, start, adapt)
+    processor = request.data.processor
+    choice = choice_for(request.task) or choice_for(processor)
     if choice is None:
         if processor is not None:
             raise UserError(
                 f"no recipe can be chosen automatically for data of the kind {processor.kind!r} yet; write a recipe"
             )
-        return _for_texts(asked, quick, start, adapt)
-    chosen = choice(asked).changed(name=name_of(asked.data.source))
+        return _for_texts(request, quick, start, adapt)
+    chosen = choice(request).changed(name=name_of(request.data.source))
     if start is not None:
-        chosen = finetuned(chosen.changed(candidates={}), start, adapt, len(asked.records.splits["train"]))
+        chosen = finetuned(chosen.changed(candidates={}), start, adapt, len(request.records.splits["train"]))
     elif adapt is not None:
         chosen = override(chosen, [f"training.adapt={adapt}"])
     recipe = _within_memory(chosen)
-    raced = not quick and not any(change.path[0] == "model" for change in assignments(asked.changes))
-    return as_asked(recipe if raced else recipe.changed(candidates={}), quick, asked.changes)
+    raced = not quick and not any(change.path[0] == "model" for change in assignments(request.changes))
+    return as_asked(recipe if raced else recipe.changed(candidates={}), quick, request.changes)
 
 
-def _for_texts(asked: RecipeRequest, quick: bool, start: str | None, adapt: str | None) -> Recipe:
+def _for_texts(request: RecipeRequest, quick: bool, start: str | None, adapt: str | None) -> Recipe:
     """Choose a recipe for texts. It has candidates, except if it is quick or fine-tunes a model."""
-    recipe = _of_texts(asked, start, adapt)
+    recipe = _of_texts(request, start, adapt)
     if start is None and adapt is None and not quick:
-        recipe = _racing(recipe, asked.records, asked.changes)
-    return as_asked(_within_memory(recipe), quick, asked.changes)
+        recipe = _racing(recipe, request.records, request.changes)
+    return as_asked(_within_memory(recipe), quick, request.changes)
 
 
 def _asked(
@@ -147,45 +151,45 @@ def _asked(
     ``start`` or ``adapt`` is given for a task without fine-tuning.
     """
     changes = list(overrides)
-    given = _with_processor_named(Data.parse(dict(data)), changes)
+    data_spec = _with_processor_named(Data.parse(dict(data)), changes)
     if choice_for(task) is None:
-        given = with_processor(given, task)
+        data_spec = with_processor(data_spec, task)
         if start is not None:
-            given = _with_processor_of(start, given, changes)
+            data_spec = _with_processor_of(start, data_spec, changes)
     elif (start is not None or adapt is not None) and not tunes(task.kind):
         sentence = f"models of the task {task.kind!r} are not fine-tuned by this command"
         raise UserError(f"{sentence}; omit --from and --adapt")
-    return RecipeRequest(task, given, changes, machine)
+    return RecipeRequest(task, data_spec, changes, machine)
 
 
 def _with_processor_named(data: Data, changes: Sequence[str]) -> Data:
     """Return ``data`` with the processor and its settings that ``changes`` set. If no override sets the processor
     itself, return ``data`` unchanged.
     """
-    found = list(assignments(changes))
-    if not any(change.path == _PROCESSOR for change in found):
+    entries = list(assignments(changes))
+    if not any(change.path == _PROCESSOR for change in entries):
         return data
-    return override(data, [change.below("data") for change in found if change.path[:2] == _PROCESSOR])
+    return override(data, [change.below("data") for change in entries if change.path[:2] == _PROCESSOR])
 
 
 def _with_processor_of(start: str, data: Data, changes: Sequence[str]) -> Data:
     """Return a copy of ``data`` with the processor of ``start``, except for the settings that ``changes`` override.
     Raises ``UserError`` if ``start`` reads another kind of data.
     """
-    found = find_start(start)
-    if found.inputs and data.processor is None:
-        kinds = ", ".join(each.kind for each in found.inputs.values())
+    origin = find_start(start)
+    if origin.inputs and data.processor is None:
+        kinds = ", ".join(each.kind for each in origin.inputs.values())
         read = f"{data.source!r} is read as text, but the model {start!r} reads {kinds}"
         raise UserError(f"data.source: {read}; name data of that kind, or another model")
     if data.processor is None:
         return data
-    own = [change.below("data") for change in assignments(changes) if change.path[:2] == _PROCESSOR]
-    return with_inputs_of(found, override(data, own), start)
+    processor_changes = [change.below("data") for change in assignments(changes) if change.path[:2] == _PROCESSOR]
+    return with_inputs_of(origin, override(data, processor_changes), start)
 
 
-def _of_texts(asked: RecipeRequest, start: str | None, adapt: str | None) -> Recipe:
+def _of_texts(request: RecipeRequest, start: str | None, adapt: str | None) -> Recipe:
     """Choose a recipe for texts that trains one model, without candidates, from scratch or from ``start``."""
-    task, given, records = asked.task, asked.data, asked.records
+    task, data, records = request.task, request.data, request.records
     plan, unsegmented = _defaults(type(task)), _are_unsegmented(records, task)
     sizes = _sizes(records, plan, 1.0 if unsegmented else _CHARACTERS)
     tokenizer = _tokenizer(plan, sizes, unsegmented)
@@ -193,11 +197,11 @@ def _of_texts(asked: RecipeRequest, start: str | None, adapt: str | None) -> Rec
     model = _writer(width, layers, sizes, plan) if plan.writes else _reader(width, layers, sizes, plan, task)
     wide = wide_path(records, plan) if plan.target else None
     best = "loss" if wide and start is None else plan.best
-    training, batching = _training(sizes, width, asked.machine, plan, best)
+    training, batching = _training(sizes, width, request.machine, plan, best)
     recipe = Recipe(
-        name=name_of(given.source),
+        name=name_of(data.source),
         description=_described(sizes.examples, f"{_read(model, tokenizer)}, {_stack(model)}"),
-        data=given.changed(tokenizer=tokenizer, batching=batching),
+        data=data.changed(tokenizer=tokenizer, batching=batching),
         model=model,
         wide=wide,
         task=task,
@@ -244,8 +248,8 @@ def _tokenizer(plan: Defaults, sizes: _Sizes, unsegmented: bool) -> Tokenizer:
 
 def _decides(path: tuple[str, ...], candidates: Mapping[str, Mapping[str, Any]]) -> bool:
     """Return True if an override of ``path`` sets the model or a setting that a candidate changes."""
-    own = {tuple(name.split(".")) for changes in candidates.values() for name in changes}
-    return path[0] == "model" or any(path[: len(each)] == each[: len(path)] for each in own)
+    settings = {tuple(name.split(".")) for changes in candidates.values() for name in changes}
+    return path[0] == "model" or any(path[: len(each)] == each[: len(path)] for each in settings)
 
 
 def _candidates(task: TaskSpec, examples: int, unsegmented: bool) -> dict[str, dict[str, Any]]:
@@ -403,8 +407,8 @@ def wide_path(records: Records, plan: Defaults) -> Ngrams | None:
     outputs = len({row[plan.target] for row in rows}) if isinstance(rows[0][plan.target], str) else 1
     if too_large(texts, outputs):
         return None
-    found = [words_of(text) for text in texts]
-    words = {word for each in found for word in each}
+    word_lists = [words_of(text) for text in texts]
+    words = {word for each in word_lists for word in each}
     unsegmented = _unsegmented(texts)
     features = max(NGRAMS_PER_WORD * len(words), sum(map(len, texts)) // 4 if unsegmented else 0)
     most = max(1 << 10, min(1 << 18, _OUTPUTS // outputs))

@@ -54,5 +54,5 @@ def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int) -> R
 
 def _rate(part: Adapt, width: int) -> float:
     rate, at = _RATE
-    found = min(_MOST, rate * at / width * part.rate_factor)
-    return float(f"{found:.1g}")
+    value = min(_MOST, rate * at / width * part.rate_factor)
+    return float(f"{value:.1g}")

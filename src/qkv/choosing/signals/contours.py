@@ -24,22 +24,22 @@ _ROWS = 32
 
 
 @chooses(Contours)
-def choose_contours(asked: RecipeRequest) -> Recipe:
+def choose_contours(request: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per shape.
 
     A transformer over the points of the contours and convolutions along them compete in heats
     (``qkv.training.race.heats``); the winner is combined with a linear model of the silhouettes.
     """
-    processor, count = asked.data.processor, len(asked.values)
+    processor, count = request.data.processor, len(request.values)
     assert isinstance(processor, Contours)
-    training = training_of(count, _ROWS, _EPOCHS, asked.machine.precision, validated=40)
+    training = training_of(count, _ROWS, _EPOCHS, request.machine.precision, validated=40)
     shapes = f"{counted(count, 'shape')} of {processor.points} points"
     return Recipe(
         description=f"{shapes}: chosen for this data and this machine.",
-        data=asked.data.changed(batching=RandomCrops()),
-        model=_model(count, asked.task),
+        data=request.data.changed(batching=RandomCrops()),
+        model=_model(count, request.task),
         wide=Features(),
-        task=asked.task,
+        task=request.task,
         training=training,
         quick=short_form(training.steps),
         candidates=_candidates(),

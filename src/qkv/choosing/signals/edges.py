@@ -21,19 +21,19 @@ _WIDTH = 64
 
 
 @chooses(EdgePrediction)
-def choose_edges(asked: RecipeRequest) -> Recipe:
+def choose_edges(request: RecipeRequest) -> Recipe:
     """Choose a recipe that predicts the missing edges of a graph.
 
     Two steps of propagation give each node a vector. On the validation edges, this model competes with a logistic
     regression on common neighbours and similarity, and with each of these two indices alone.
     """
-    given = asked.data
-    table = open_graph(given)
-    processor = given.processor or Graphs(scaling="rows", walk=8, degree=8)
+    data = request.data
+    table = open_graph(data)
+    processor = data.processor or Graphs(scaling="rows", walk=8, degree=8)
     size = f"{table.graph['num_nodes']:,} nodes, {counted(len(table.graph['edges']), 'edge')}"
     return Recipe(
         description=f"{size}: two steps of propagation, beside common neighbours.",
-        data=given.changed(processor=processor),
+        data=data.changed(processor=processor),
         model=Model(
             width=_WIDTH,
             frontend=Nodes(input_dropout=0.2),

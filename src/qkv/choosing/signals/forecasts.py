@@ -52,7 +52,7 @@ class _Lengths(NamedTuple):
 
 
 @chooses(Forecasting)
-def choose_forecast(asked: RecipeRequest) -> Recipe:
+def choose_forecast(request: RecipeRequest) -> Recipe:
     """Choose a recipe that forecasts the series of a table.
 
     The model is a Transformer over patches of each channel (PatchTST, Nie et al. 2023) that predicts quantiles,
@@ -62,11 +62,11 @@ def choose_forecast(asked: RecipeRequest) -> Recipe:
 
     Raises ``UserError`` for an unusable table, or series too short for the horizon.
     """
-    given = asked.data
-    panel = read_panel(given)
+    data = request.data
+    panel = read_panel(data)
     training_share = [each.values[: round(0.7 * len(each.values))] for each in panel.series]
     period = guess_period([filled(values) for values in training_share], panel.step)
-    named = {change.path: change.value for change in assignments(asked.changes)}
+    named = {change.path: change.value for change in assignments(request.changes)}
     lengths = _lengths(panel, period, named.get(("task", "horizon")), named.get(("task", "context")))
     channels = len(panel.columns.channels)
     model = _model(lengths, channels)
@@ -76,7 +76,7 @@ def choose_forecast(asked: RecipeRequest) -> Recipe:
     width = f"patches of {lengths.context} steps, {counted(model.num_layers or 1, 'layer')} of width {model.width}"
     return Recipe(
         description=f"{size}, {width}, beside DLinear{_moved(lengths.parts)}: chosen for this data and this machine.",
-        data=given.changed(processor=given.processor or Series(), batching=RandomCrops()),
+        data=data.changed(processor=data.processor or Series(), batching=RandomCrops()),
         model=model,
         wide=LinearWindow(),
         task=Forecasting(context=lengths.context, horizon=lengths.horizon, parts=lengths.parts),
@@ -96,16 +96,16 @@ def _lengths(panel: Panel, period: int | None, horizon: Any, context: Any) -> _L
     validation, test = max(round(0.1 * total), ahead), max(round(0.2 * total), ahead)
     rest = total - validation - test
     most = (rest - ahead) // 2  # longest context that leaves as many windows as it has steps
-    wanted = min(_LONGEST, max(_PERIODS * (period or 0), _HORIZONS * ahead, 32))
-    found = context if isinstance(context, int) and context > 0 else min(wanted, most)
-    if found < _SHORTEST:
+    target = min(_LONGEST, max(_PERIODS * (period or 0), _HORIZONS * ahead, 32))
+    length = context if isinstance(context, int) and context > 0 else min(target, most)
+    if length < _SHORTEST:
         raise UserError(
             f"{panel.name}: the longest series has {longest:,} steps, too few to learn to forecast {ahead} "
             f"(at least {3 * ahead + 2 * _SHORTEST} are required); give more data, or a smaller task.horizon"
         )
     parts = (rest, validation, test) if validation == ahead or test == ahead else _shares(panel, low, total, ahead)
-    windows = sum(max(0, round(0.7 * each.length) - found - ahead) for each in panel.series)
-    return _Lengths(longest, found, ahead, parts, max(1, windows))
+    windows = sum(max(0, round(0.7 * each.length) - length - ahead) for each in panel.series)
+    return _Lengths(longest, length, ahead, parts, max(1, windows))
 
 
 def _shares(panel: Panel, low: int, total: int, ahead: int) -> tuple[float, ...]:
@@ -122,8 +122,8 @@ def _shares(panel: Panel, low: int, total: int, ahead: int) -> tuple[float, ...]
         return _PARTS
     places = np.flatnonzero(seen)
     ends = [int(places[min(len(places) - 1, round(share * len(places)))]) for share in np.cumsum(_PARTS[:2])]
-    found = (ends[0], max(ahead, ends[1] - ends[0]))
-    return (*found, total - sum(found)) if total - sum(found) >= ahead else _PARTS
+    sizes = (ends[0], max(ahead, ends[1] - ends[0]))
+    return (*sizes, total - sum(sizes)) if total - sum(sizes) >= ahead else _PARTS
 
 
 def _moved(parts: tuple[float, ...]) -> str:

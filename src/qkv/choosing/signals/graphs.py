@@ -29,23 +29,23 @@ _BUCKETS, _OUTPUTS = 1 << 17, 1 << 21
 
 
 @chooses(Graphs)
-def choose_graphs(asked: RecipeRequest) -> Recipe:
+def choose_graphs(request: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per graph.
 
     Four models compete in heats (``qkv.training.race.heats``): attention among all nodes in parallel with propagation
     over the edges, propagation alone, sums over neighbours (GIN), and a network of single nodes that reads neither
     edges nor their encodings. The winner is combined with a linear model of subtrees (``qkv.training.wide.fit``).
     """
-    graphs = asked.values
-    processor = _processor(asked.data)
-    training = training_of(len(graphs), _ROWS, _EPOCHS, asked.machine.precision)
+    graphs = request.values
+    processor = _processor(request.data)
+    training = training_of(len(graphs), _ROWS, _EPOCHS, request.machine.precision)
     tokens = max(512, _ROWS * _size(processor, graphs))
     return Recipe(
         description=f"{counted(len(graphs), 'graph')}: chosen for this data and this machine.",
-        data=asked.data.changed(processor=processor, batching=TokenBuckets(tokens=tokens)),
-        model=_model(len(graphs), asked.task),
-        wide=_wide(asked),
-        task=asked.task,
+        data=request.data.changed(processor=processor, batching=TokenBuckets(tokens=tokens)),
+        model=_model(len(graphs), request.task),
+        wide=_wide(request),
+        task=request.task,
         training=training,
         quick=short_form(training.steps),
         candidates=_candidates(processor),
@@ -56,12 +56,12 @@ def _processor(data: Data) -> Graphs:
     """Return the processor with standardised features, and with encodings of walks and degrees unless the data has its
     own encodings. The processor of a model that is fine-tuned is already fitted and returned unchanged.
     """
-    given = cast("Graphs", data.processor)
-    if given.given_columns is not None:
-        return given
-    if not given.encoding_columns and not given.distances:
-        given = given.changed(walk=_WALK, degree=_DEGREE)
-    return given.changed(scaling="standard") if given.scaling == "none" else given
+    processor = cast("Graphs", data.processor)
+    if processor.given_columns is not None:
+        return processor
+    if not processor.encoding_columns and not processor.distances:
+        processor = processor.changed(walk=_WALK, degree=_DEGREE)
+    return processor.changed(scaling="standard") if processor.scaling == "none" else processor
 
 
 def _size(processor: Graphs, graphs: list[Any]) -> int:
@@ -88,10 +88,10 @@ def _model(count: int, task: TaskSpec) -> Model:
     )
 
 
-def _wide(asked: RecipeRequest) -> Subtrees:
+def _wide(request: RecipeRequest) -> Subtrees:
     """Return the wide path with hash buckets for the subtrees of all nodes; the more classes, the fewer buckets."""
-    target = build_task(asked.task, asked.data).target.name  # type: ignore[attr-defined]
-    targets = {row[target] for row in asked.records.splits["train"] if isinstance(row[target], str)}
+    target = build_task(request.task, request.data).target.name  # type: ignore[attr-defined]
+    targets = {row[target] for row in request.records.splits["train"] if isinstance(row[target], str)}
     return Subtrees(buckets=min(_BUCKETS, _OUTPUTS // max(1, len(targets))))
 
 

@@ -30,36 +30,36 @@ _FEW_ROWS, _ROWS = 32, 64
 
 
 @chooses(Images)
-def choose_images(asked: RecipeRequest) -> Recipe:
+def choose_images(request: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per image.
 
     Three models compete in heats (``qkv.training.race.heats``): a transformer over patches after a small convolutional
     stem, a transformer over plain patches, and a convolutional network. In training, images are flipped and shifted at
     random.
     """
-    count = len(asked.values)
-    processor, (height, width) = _processor(asked)
+    count = len(request.values)
+    processor, (height, width) = _processor(request)
     side = max(height, width)
-    model = _model(count, side, asked.task)
+    model = _model(count, side, request.task)
     rows = _FEW_ROWS if count < _FEW else _ROWS
-    training = training_of(count, rows, _EPOCHS, asked.machine.precision, warmup=200, validated=40)
+    training = training_of(count, rows, _EPOCHS, request.machine.precision, warmup=200, validated=40)
     return Recipe(
         description=f"{counted(count, 'image')} of {height} × {width} pixels: chosen for this data and this machine.",
-        data=asked.data.changed(processor=processor, batching=RandomCrops()),
+        data=request.data.changed(processor=processor, batching=RandomCrops()),
         model=model,
         wide=Gradients(),
-        task=asked.task,
+        task=request.task,
         training=training,
         quick=short_form(training.steps),
         candidates=_candidates(side, model.width),
     )
 
 
-def _processor(asked: RecipeRequest) -> tuple[Images, tuple[int, int]]:
+def _processor(request: RecipeRequest) -> tuple[Images, tuple[int, int]]:
     """Return (processor fitted to the training images, (height, width)). The processor gets augmentation unless it
     already has some.
     """
-    processor = fitted_pixels(asked)
+    processor = fitted_pixels(request)
     assert isinstance(processor, Images)
     height, width = processor.height, processor.width
     assert height
@@ -69,12 +69,12 @@ def _processor(asked: RecipeRequest) -> tuple[Images, tuple[int, int]]:
     return processor, (height, width)
 
 
-def fitted_pixels(asked: RecipeRequest) -> Pixels:
+def fitted_pixels(request: RecipeRequest) -> Pixels:
     """Fit the processor of pixels to the training values. Raises ``UserError`` if these do not fit into memory."""
-    assert asked.data.processor is not None
-    processor = build_processor(asked.data.processor).fitted(asked.values)
+    assert request.data.processor is not None
+    processor = build_processor(request.data.processor).fitted(request.values)
     assert isinstance(processor, Pixels)
-    size, memory = len(asked.values) * (processor.num_pixels or 0), usable_memory()
+    size, memory = len(request.values) * (processor.num_pixels or 0), usable_memory()
     if memory is not None and size > memory / 2:
         raise UserError(
             f"data.source: the training data take {size / 1e9:.1f} GB at {processor.height} × {processor.width} "

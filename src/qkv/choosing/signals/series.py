@@ -33,32 +33,32 @@ _SAMPLE = 2_000
 
 
 @chooses(Series)
-def choose_series(asked: RecipeRequest) -> Recipe:
+def choose_series(request: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per series.
 
     Three models compete in heats (``qkv.training.race.heats``): a transformer over patches, a transformer over patches
     of standardised series, and convolutions over the patches.
     """
-    data, values = asked.data, asked.values
+    data, values = request.data, request.values
     assert data.processor is not None
     processor = build_processor(data.processor).fitted(values)
     assert isinstance(processor, Series)
     lengths = _lengths(values[:: max(1, len(values) // _SAMPLE)], processor)
     usual, longest = int(np.quantile(lengths, 0.9)), int(lengths.max())
     equal = bool((lengths == longest).all())
-    training = training_of(len(values), _ROWS, _EPOCHS, asked.machine.precision, validated=100)
+    training = training_of(len(values), _ROWS, _EPOCHS, request.machine.precision, validated=100)
     channels = counted(len(processor.channels), "channel")
     steps = f"{longest:,} steps" if equal else f"up to {longest:,} steps"
     return Recipe(
         description=f"{len(values):,} series of {steps} and {channels}: chosen for this data and this machine.",
         data=data.changed(
-            columns={**data.columns, "series": asked.records.columns["series"]},
+            columns={**data.columns, "series": request.records.columns["series"]},
             processor=processor,
             batching=RandomCrops() if equal else LengthBuckets(buckets=4),
         ),
-        model=_model(len(values), usual, longest, asked.task),
+        model=_model(len(values), usual, longest, request.task),
         wide=Features(),
-        task=asked.task,
+        task=request.task,
         training=training,
         quick=short_form(training.steps),
         candidates=_candidates(),
@@ -67,13 +67,13 @@ def choose_series(asked: RecipeRequest) -> Recipe:
 
 def _lengths(values: list[Any], processor: Series) -> np.ndarray:
     """Return the numbers of steps of the readable series, an integer array; [1] if none is readable."""
-    found = list[int]()
+    lengths = list[int]()
     for value in values:
         try:
-            found.append(len(array_of(value, processor.channels)))
+            lengths.append(len(array_of(value, processor.channels)))
         except Unusable:
             continue
-    return np.array(found or [1])
+    return np.array(lengths or [1])
 
 
 def _model(count: int, usual: int, longest: int, task: TaskSpec) -> Model:

@@ -30,27 +30,27 @@ _FEW_ROWS, _ROWS = 16, 32
 
 
 @chooses(Video)
-def choose_video(asked: RecipeRequest) -> Recipe:
+def choose_video(request: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per clip.
 
     Three transformers compete in heats (``qkv.training.race.heats``): over tubelets of two frames, over tubelets of all
     frames, and over single frames without their order. The winner is combined with a linear model of the mean frame.
     """
-    processor, count = fitted_pixels(asked), len(asked.values)
+    processor, count = fitted_pixels(request), len(request.values)
     assert isinstance(processor, Video)
     assert processor.frames
     assert processor.height
     assert processor.width
     side = max(processor.height, processor.width)
     rows = _FEW_ROWS if count < _FEW else _ROWS
-    training = training_of(count, rows, _EPOCHS, asked.machine.precision, validated=40)
+    training = training_of(count, rows, _EPOCHS, request.machine.precision, validated=40)
     size = f"{counted(processor.frames, 'frame')} of {processor.height} × {processor.width} pixels"
     return Recipe(
         description=f"{counted(count, 'clip')} of {size}: chosen for this data and this machine.",
-        data=asked.data.changed(processor=processor, batching=RandomCrops()),
-        model=_model(count, processor.frames, side, asked.task),
+        data=request.data.changed(processor=processor, batching=RandomCrops()),
+        model=_model(count, processor.frames, side, request.task),
         wide=Features(),
-        task=asked.task,
+        task=request.task,
         training=training,
         quick=short_form(training.steps),
         candidates=_candidates(processor.frames, side),
