@@ -79,21 +79,21 @@ def plan_of(comparison: Comparison, folder: Path, base: Recipe | None = None) ->
     entry is invalid or cannot be fitted to the budget, or if the folder holds runs of another recipe under its name.
     """
     base = base_recipe(comparison) if base is None else base
-    given = {name: entry_recipe(base, name, changes) for name, changes in comparison.entries.items()}
-    _check_budget(comparison, given)
-    asked = {
+    recipes = {name: entry_recipe(base, name, changes) for name, changes in comparison.entries.items()}
+    _check_budget(comparison, recipes)
+    request = {
         "equal": comparison.equal,
         "reference": comparison.reference,
         "knobs": comparison.knobs,
-        "entries": {name: recipe.to_dict() for name, recipe in given.items()},
+        "entries": {name: recipe.to_dict() for name, recipe in recipes.items()},
     }
-    known = _read(folder)
-    if known and known["asked"] == asked:
-        entries = {name: _parsed(fields) for name, fields in known["entries"].items()}
+    previous = _read(folder)
+    if previous and previous["asked"] == request:
+        entries = {name: _parsed(fields) for name, fields in previous["entries"].items()}
     else:
-        entries = _within_budget(comparison, given)
-        _check_same(known, entries, folder)
-        _write(folder, asked, entries)
+        entries = _within_budget(comparison, recipes)
+        _check_same(previous, entries, folder)
+        _write(folder, request, entries)
     return RunPlan(comparison, entries, folder)
 
 
@@ -111,12 +111,12 @@ def _scaled_fields(optimizer: Spec, factor: float) -> Iterator[tuple[str, Any]]:
             yield name, scaled(value, factor)
 
 
-def _check_budget(comparison: Comparison, given: Mapping[str, Recipe]) -> None:
+def _check_budget(comparison: Comparison, recipes: Mapping[str, Recipe]) -> None:
     """Raise ``UserError`` if the budget of the comparison contradicts ``training.minutes`` or ``training.steps`` of the
     recipes.
     """
-    for name, recipe in given.items():
-        minutes, own = recipe.training.minutes, given[comparison.reference].training.minutes
+    for name, recipe in recipes.items():
+        minutes, base = recipe.training.minutes, recipes[comparison.reference].training.minutes
         if comparison.equal == "time" and minutes is None:
             raise UserError(f"entry {name!r}: equal time needs training.minutes; give it in overrides or in the recipe")
         if comparison.equal in ("flops", "steps") and minutes is not None:
@@ -125,20 +125,21 @@ def _check_budget(comparison: Comparison, given: Mapping[str, Recipe]) -> None:
                 f"with training.minutes, runs may end before their {budget} are equal; set it to null in overrides"
             )
             raise UserError(f"entry {name!r}: {sentence}")
-        steps, those = recipe.training.steps, given[comparison.reference].training.steps
-        if comparison.equal == "steps" and steps != those:
+        steps, baseline_steps = recipe.training.steps, recipes[comparison.reference].training.steps
+        if comparison.equal == "steps" and steps != baseline_steps:
             raise UserError(
-                f"entry {name!r} has training.steps={steps}, but the baseline {those}; give all entries the same number"
+                f"entry {name!r} has training.steps={steps}, but the baseline {baseline_steps}; give all entries "
+                "the same number"
             )
-        if minutes != own:
+        if minutes != base:
             raise UserError(
-                f"entry {name!r} has training.minutes={minutes}, but the baseline {own}; give all the same number"
+                f"entry {name!r} has training.minutes={minutes}, but the baseline {base}; give all the same number"
             )
 
 
-def _within_budget(comparison: Comparison, given: Mapping[str, Recipe]) -> dict[str, Sized]:
+def _within_budget(comparison: Comparison, recipes: Mapping[str, Recipe]) -> dict[str, Sized]:
     reference = comparison.reference
-    baseline = sized(given[reference])
+    baseline = sized(recipes[reference])
 
     def fit(name: str, recipe: Recipe) -> Sized:
         if name == reference:
@@ -148,15 +149,15 @@ def _within_budget(comparison: Comparison, given: Mapping[str, Recipe]) -> dict[
             return with_parameters(name, recipe, baseline.parameters, knob, changes)
         return with_flops(name, recipe, baseline) if comparison.equal == "flops" else sized(recipe)
 
-    return {name: fit(name, recipe) for name, recipe in given.items()}
+    return {name: fit(name, recipe) for name, recipe in recipes.items()}
 
 
-def _check_same(known: Mapping[str, Any] | None, entries: Mapping[str, Sized], folder: Path) -> None:
+def _check_same(previous: Mapping[str, Any] | None, entries: Mapping[str, Sized], folder: Path) -> None:
     """Raise ``UserError`` if ``folder`` holds runs of another recipe under the name of an entry."""
-    for name, found in entries.items():
-        before = known["entries"].get(name) if known else None
+    for name, entry in entries.items():
+        before = previous["entries"].get(name) if previous else None
         if before and (folder / name).exists():
-            change = difference(before["recipe"], found.recipe.to_dict())
+            change = difference(before["recipe"], entry.recipe.to_dict())
             if change:
                 raise UserError(f"{folder} holds runs of another {name!r}: {change}; name another folder or entry")
 
@@ -164,19 +165,19 @@ def _check_same(known: Mapping[str, Any] | None, entries: Mapping[str, Sized], f
 def _read(folder: Path) -> dict[str, Any] | None:
     path = folder / FILE
     try:
-        found = json.loads(path.read_bytes())
-        return found if found["asked"] and found["entries"] else None
+        content = json.loads(path.read_bytes())
+        return content if content["asked"] and content["entries"] else None
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         raise UserError(f"{path} is damaged; remove it to plan the comparison again") from None
 
 
-def _write(folder: Path, asked: Mapping[str, Any], entries: Mapping[str, Sized]) -> None:
-    content = {name: {**vars(found), "recipe": found.recipe.to_dict()} for name, found in entries.items()}
+def _write(folder: Path, request: Mapping[str, Any], entries: Mapping[str, Sized]) -> None:
+    content = {name: {**vars(entry), "recipe": entry.recipe.to_dict()} for name, entry in entries.items()}
     with clear_errors(f"the folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / FILE, json.dumps({"asked": asked, "entries": content}, indent=1).encode())
+        write_file(folder / FILE, json.dumps({"asked": request, "entries": content}, indent=1).encode())
 
 
 def _parsed(fields: Mapping[str, Any]) -> Sized:
