@@ -115,14 +115,14 @@ Stage = tuple[str, int | str]
 class _Run:
     """Model without values that is run under a ``Counter``."""
 
-    def __init__(self, asked: Asked, small: Reduced):
-        self.asked, self.small, self.counter = asked, small, Counter()
+    def __init__(self, request: Asked, small: Reduced):
+        self.asked, self.small, self.counter = request, small, Counter()
         with self._counting():
             self.model = Transformer(small.model)
             self.before = {id(p) for p in self.model.parameters()}
-            if asked.partly:
-                adapt(self.model, asked.training)
-            self.batch = random_batch(self.model, asked)
+            if request.partly:
+                adapt(self.model, request.training)
+            self.batch = random_batch(self.model, request)
         self.step: dict[str, int] = {}
         self.stage: Stage = (OWN, "end")
         for key, module in self.modules():
@@ -146,15 +146,15 @@ class _Run:
             return None
         if op != "attention":
             return next(iter(among))
-        asked = self.asked.irregular if case.startswith("any mask") else self.asked.attention
-        return asked if asked != HERE else made(op, case) or "sdpa"
+        choice = self.asked.irregular if case.startswith("any mask") else self.asked.attention
+        return choice if choice != HERE else made(op, case) or "sdpa"
 
     def stacks(self) -> Iterator[tuple[str, Layered]]:
         """Yield (prefix of its parts, stack) of each stack, in order of execution."""
         model = self.model
         inner = model.segmentation and model.segmentation.inner
-        found = ((ENCODER, model.encoder), (LATENTS, model.latents), (INNER, inner), (OWN, model))
-        return ((prefix, layered) for prefix, layered in found if layered is not None)
+        stacks = ((ENCODER, model.encoder), (LATENTS, model.latents), (INNER, inner), (OWN, model))
+        return ((prefix, layered) for prefix, layered in stacks if layered is not None)
 
     def modules(self) -> Iterator[tuple[Key, nn.Module]]:
         """Yield (key, module) of the parts outside layers; of modules that share weights, the owner comes first."""
@@ -192,7 +192,7 @@ class _Run:
         there.
         """
 
-        def hook(module: nn.Module, given: Any, out: Any) -> Any:
+        def hook(module: nn.Module, inputs: Any, out: Any) -> Any:
             if self.counter.backward or not torch.is_grad_enabled():
                 return None
             self.counter.end_block()
@@ -214,18 +214,18 @@ class _Run:
 
         They include the state that a branch computes from a memory, such as an encoder's output.
         """
-        asked, item = self.asked, PRECISIONS[self.asked.precision]
-        segmentation = asked.model.segmentation
-        length = segmentation.row_positions if segmentation else asked.length
-        own = branch.state_bytes(length, asked.batch_size) * item // FLOAT
+        request, item = self.asked, PRECISIONS[self.asked.precision]
+        segmentation = request.model.segmentation
+        length = segmentation.row_positions if segmentation else request.length
+        size = branch.state_bytes(length, request.batch_size) * item // FLOAT
         if not isinstance(branch, MemoryBranch):
-            return own
+            return size
         with self._counting(), torch.no_grad():
             memory = memory_of(self.model, self.batch)
             assert memory is not None
-            state = branch.init_state(asked.batch_size, memory=memory.of_layer(layer))
+            state = branch.init_state(request.batch_size, memory=memory.of_layer(layer))
         floats = (t.numel() for t in tree_iter(state) if isinstance(t, Tensor) and t.is_floating_point())
-        return own + nbytes(state) - (FLOAT - item) * sum(floats)
+        return size + nbytes(state) - (FLOAT - item) * sum(floats)
 
     def train(self, plain: bool = False) -> tuple[list[Segment], int]:
         """Run the forward and backward passes of one update; return (segments, number of forward segments).
@@ -236,8 +236,8 @@ class _Run:
         passes = 2 if self.asked.training.accumulate > 1 else 1  # from the second pass on, gradients exist
         for _ in range(passes):
             with self._counting():
-                found = self._pass(Tap() if plain and self.asked.model.reversible else None)
-        return found
+                result = self._pass(Tap() if plain and self.asked.model.reversible else None)
+        return result
 
     def _pass(self, tap: Tap | None) -> tuple[list[Segment], int]:
         counter, bf16 = self.counter, self.asked.precision == "bf16"
@@ -254,15 +254,15 @@ class _Run:
 
     def decode(self) -> dict[Key, Tally]:
         """Run one decoding step after ``length`` - 1 positions; return part -> tally."""
-        asked, model = self.asked, self.model.eval()
+        request, model = self.asked, self.model.eval()
         with self._counting(), torch.no_grad():
             generator = torch.Generator()
-            state = model.init_state(asked.batch_size, asked.length, memory_of(model, self.batch))
-            if asked.length > 1:
-                _, state = model(model.frontend.random(asked.batch_size, asked.length - 1, generator), state)
+            state = model.init_state(request.batch_size, request.length, memory_of(model, self.batch))
+            if request.length > 1:
+                _, state = model(model.frontend.random(request.batch_size, request.length - 1, generator), state)
             self.counter.start(model.parameters())
             self.step = {}
-            model(model.frontend.random(asked.batch_size, 1, generator), state)
+            model(model.frontend.random(request.batch_size, 1, generator), state)
         return dict(self.counter.tallies)  # type: ignore[arg-type]
 
 
@@ -277,51 +277,51 @@ def parts_of(block: nn.Module) -> Iterator[tuple[str, int, nn.Module]]:
                 yield name.removesuffix("_after"), j, module
 
 
-def counted(asked: Asked) -> Counted:
+def counted(request: Asked) -> Counted:
     """Count the cost of a model. Results are cached, except for implementations chosen in this process (``HERE``)."""
-    return _counted(asked) if HERE in (asked.attention, asked.irregular) else _remembered(asked)
+    return _counted(request) if HERE in (request.attention, request.irregular) else _remembered(request)
 
 
 @lru_cache(maxsize=128)
-def _remembered(asked: Asked) -> Counted:
-    return _counted(asked)
+def _remembered(request: Asked) -> Counted:
+    return _counted(request)
 
 
 @torch.random.fork_rng(devices=[])  # counting during a training run must not change its random numbers
-def _counted(asked: Asked) -> Counted:
+def _counted(request: Asked) -> Counted:
     """Build the model without memory; run a training step, and a decoding step if the model decodes."""
-    small = reduced(asked.model, whole=asked.partly)
-    run = _Run(asked, small)
+    small = reduced(request.model, whole=request.partly)
+    run = _Run(request, small)
     segments, forward = run.train(plain=True)
     shares = {key: _share(tally) for key, tally in run.counter.tallies.items()}
-    if asked.model.reversible:  # a branch is recomputed completely
+    if request.model.reversible:  # a branch is recomputed completely
         shares = {key: replace(share, ending=0) if key.stack == OWN else share for key, share in shares.items()}
-    if asked.training.recompute or asked.model.reversible:
-        run.model.recompute_blocks(asked.training.recompute)
+    if request.training.recompute or request.model.reversible:
+        run.model.recompute_blocks(request.training.recompute)
         segments, forward = run.train()
     learns = [p for p in run.model.parameters() if p.requires_grad]
     maps = sum(p.numel() for p in matrices(run.model) if p.requires_grad)
     extra = sum(p.numel() for p in run.model.parameters() if id(p) not in run.before)
-    for key, found in _sizes(run).items():
-        shares[key] = shares.get(key, Share()) + found
-    for key, tally in (run.decode() if asked.model.decodes else {}).items():
+    for key, cost in _sizes(run).items():
+        shares[key] = shares.get(key, Share()) + cost
+    for key, tally in (run.decode() if request.model.decodes else {}).items():
         if key.stack in (OWN, INNER):
             shares[key] = replace(shares.get(key, Share()), step=tally.flops, step_calls=round(_AROUND * tally.calls))
     parts, layers = _laid_out(run, shares)
     total = added(*parts.values())
     trained = (
         Trained(sum(p.numel() for p in learns), maps, extra)
-        if asked.partly
+        if request.partly
         else Trained(total.parameters, total.matrices, 0)
     )
     missing = (
-        FLOAT * (total.parameters - sum(p.numel() for p in run.model.parameters())) if asked.model.reversible else 0
+        FLOAT * (total.parameters - sum(p.numel() for p in run.model.parameters())) if request.model.reversible else 0
     )
-    if asked.partly or asked.training.accumulate > 1:
+    if request.partly or request.training.accumulate > 1:
         missing = 0
-    kept, peak = _over_time(small, segments, forward, missing)
+    last, peak = _over_time(small, segments, forward, missing)
     return Counted(
-        parts, layers[OWN], layers.get(ENCODER, ()), layers.get(LATENTS, ()), layers.get(INNER, ()), trained, kept, peak
+        parts, layers[OWN], layers.get(ENCODER, ()), layers.get(LATENTS, ()), layers.get(INNER, ()), trained, last, peak
     )
 
 
@@ -334,10 +334,10 @@ def _sizes(run: _Run) -> dict[Key, Share]:
 
     Shared parameters count for the first part that uses them.
     """
-    found: dict[Key, Share] = {}
+    shares: dict[Key, Share] = {}
     maps, met = {id(p) for p in matrices(run.model)}, set[int]()
 
-    def own(module: nn.Module) -> Share:
+    def share_of(module: nn.Module) -> Share:
         new = [p for p in module.parameters() if id(p) in run.before and id(p) not in met]
         met.update(id(p) for p in new)
         idle, unread = _idle(module, run.asked.batch_size) if new else (0, 0)
@@ -347,18 +347,18 @@ def _sizes(run: _Run) -> dict[Key, Share]:
     modules, segmentation = dict(run.modules()), run.model.segmentation
     modules.pop(_SEGMENTATION, None)  # counted last, because it contains a stack that is counted separately
     for key, module in modules.items():
-        found[key] = own(module)
+        shares[key] = share_of(module)
     for prefix, layered in run.stacks():
         for step, block in enumerate(layered.walked):
             for name, j, module in parts_of(block):
                 key = Key(prefix, name, step, j)
-                found[key] = found.get(key, Share()) + own(module)
+                shares[key] = shares.get(key, Share()) + share_of(module)
                 if prefix == OWN and isinstance(module, Branch) and run.asked.model.decodes:
-                    found[key] += Share(state=run.state_bytes(module, step))
+                    shares[key] += Share(state=run.state_bytes(module, step))
     if segmentation is not None:
         carried = segmentation.own_bytes(run.asked.length, run.asked.batch_size)
-        found[_SEGMENTATION] = own(segmentation) + Share(state=carried * PRECISIONS[run.asked.precision] // FLOAT)
-    return found
+        shares[_SEGMENTATION] = share_of(segmentation) + Share(state=carried * PRECISIONS[run.asked.precision] // FLOAT)
+    return shares
 
 
 def _idle(module: nn.Module, rows: int) -> tuple[int, int]:
@@ -388,24 +388,24 @@ def _laid_out(run: _Run, shares: dict[Key, Share]) -> tuple[dict[str, Share], di
     parts: dict[str, Share] = {}
     for prefix, names in _ORDER:
         for name in names if prefix in layers else ():
-            own = [{name: shares[Key(prefix, name)]}] if name and Key(prefix, name) in shares else []
-            for found in own if name else [branch for layer in layers[prefix] for branch in layer]:
-                for kind, share in found.items():
+            layer_branches = [{name: shares[Key(prefix, name)]}] if name and Key(prefix, name) in shares else []
+            for costs in layer_branches if name else [branch for layer in layers[prefix] for branch in layer]:
+                for kind, share in costs.items():
                     parts[prefix + kind] = parts.get(prefix + kind, Share()) + share
     sums = {
-        prefix: tuple(tuple(added(*branch.values()) for branch in layer) for layer in found)
-        for prefix, found in layers.items()
+        prefix: tuple(tuple(added(*branch.values()) for branch in layer) for layer in stack)
+        for prefix, stack in layers.items()
     }
     return parts, sums
 
 
 def _branches(shares: dict[Key, Share], prefix: str, step: int, block: nn.Module) -> list[dict[str, Share]]:
     """Return the costs of an executed layer: for each of its branches, name -> share of branch, norms and residual."""
-    found: list[dict[str, Share]] = []
+    branches: list[dict[str, Share]] = []
     for slot in block.branches:  # type: ignore[union-attr]
         names = (slot.body.spec.kind, "norm", "residual")
-        found.append({name: shares.get(Key(prefix, name, step, len(found)), Share()) for name in names})
-    return found
+        branches.append({name: shares.get(Key(prefix, name, step, len(branches)), Share()) for name in names})
+    return branches
 
 
 def _over_time(small: Reduced, segments: Sequence[Segment], forward: int, missing: int) -> tuple[int, int]:
@@ -421,7 +421,7 @@ def _over_time(small: Reduced, segments: Sequence[Segment], forward: int, missin
         LATENTS: small.latents.times,
         INNER: small.inner.times,
     }
-    now = kept = peak = 0
+    now = last = peak = 0
     for i, segment in enumerate(segments):
         prefix, layer = segment.label  # type: ignore[misc]
         count = times[prefix][layer] if isinstance(layer, int) else 1
@@ -429,5 +429,5 @@ def _over_time(small: Reduced, segments: Sequence[Segment], forward: int, missin
         peak = max(peak, now + segment.rise + more, now + (count - 1) * segment.change + segment.rise + more)
         now += count * segment.change + more
         if i == forward - 1:
-            kept = now
-    return kept, peak
+            last = now
+    return last, peak
