@@ -82,7 +82,7 @@ class Signal:
 
     def to(self, device: torch.device | str) -> Self:
         """Copy the signal to ``device``."""
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "inputs"}
-        moved = {name: value.to(device) for name, value in own.items() if value is not None}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "inputs"}
+        moved = {name: value.to(device) for name, value in values.items() if value is not None}
         inputs = self.inputs and {name: signal.to(device) for name, signal in self.inputs.items()}
         return replace(self, inputs=inputs, **moved)
