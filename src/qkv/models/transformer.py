@@ -100,8 +100,8 @@ class Encoder(Stack):
         The memory holds the output of the last layer, or the outputs of all layers, after the final norm.
         """
         x, context = self.embed(Signal.of(signal), tap=tap)
-        kept = [x for x, _ in self.through(x, context)] if self.each_layer else [self.last(x, context)]
-        normed = (self.offer(tap, "norm.output", self.norm(x, context)) for x in kept)
+        layers = [x for x, _ in self.through(x, context)] if self.each_layer else [self.last(x, context)]
+        normed = (self.offer(tap, "norm.output", self.norm(x, context)) for x in layers)
         return Memory(tuple(normed), _real(x, context.lengths))
 
 
@@ -201,8 +201,8 @@ class Transformer(Stack):
     @property
     def _beside(self) -> list[Layered]:
         """All other stacks of the model: encoder, latents and the inner stack of a segmentation."""
-        found = (self.encoder, self.latents, self.segmentation and self.segmentation.inner)
-        return [layered for layered in found if layered is not None]
+        stacks = (self.encoder, self.latents, self.segmentation and self.segmentation.inner)
+        return [layered for layered in stacks if layered is not None]
 
     def recompute_blocks(self, on: bool) -> None:
         """Switch activation checkpointing on or off for all blocks, including encoder, latents and segmentation."""
@@ -241,8 +241,8 @@ class Transformer(Stack):
                 f"a state cannot have a capacity of {capacity} positions; allowed: at least 1, or None to let it grow"
             )
         memories = self._memories(memory)
-        for known in memories.values():
-            check_rows("the memory", known.lengths.shape[0], "the state", batch)
+        for value in memories.values():
+            check_rows("the memory", value.lengths.shape[0], "the state", batch)
 
         blocks = (
             self.begin(batch, capacity, memories, pages)
@@ -366,17 +366,17 @@ class Transformer(Stack):
             y, state = self.segmentation(x, context, self, state)
         return self.offer(context.tap, "norm.output", y), state
 
-    def _asking(self, x: Tensor, context: Context, known: Memory) -> tuple[Tensor, Context]:
-        """Return (input of the blocks, its context), where ``known`` is the output of the latents that have read x.
+    def _asking(self, x: Tensor, context: Context, memory: Memory) -> tuple[Tensor, Context]:
+        """Return (input of the blocks, its context), where ``memory`` is the output of the latents that have read x.
 
         If the model has no blocks beside the latents, return the latents.
         """
         if not len(self.blocks):
-            (z,) = known.vectors
+            (z,) = memory.vectors
             return z, Context(torch.arange(z.shape[1], device=x.device)[None], tap=context.tap)
         if self.queries is None:
-            return x, replace(context, memories={MEMORY: known})
-        return self.queries(x, context, known)
+            return x, replace(context, memories={MEMORY: memory})
+        return self.queries(x, context, memory)
 
     def _needs_decoding(self) -> None:
         if not self.spec.decodes:
@@ -392,20 +392,20 @@ class Transformer(Stack):
 
         Raises ``UserError`` if a memory is missing, or if no branch reads one of those passed.
         """
-        given = {MEMORY: memory} if isinstance(memory, Memory) else memory or {}
+        by_name = {MEMORY: memory} if isinstance(memory, Memory) else memory or {}
         if self.spec.latents:
-            if given:
+            if by_name:
                 raise UserError(_NOT_READ)
-            return given
+            return by_name
         read = {branch.memory_name: branch for branch in self.branches if branch.spec.reads_memory}
-        missing = next((name for name in read if name not in given), None)
+        missing = next((name for name in read if name not in by_name), None)
         if missing is not None:
             path = dotted(("model", *self.spec.first_branch(lambda branch: branch is read[missing].spec)))
             name = "an encoder's output" if missing == MEMORY else f"the memory {missing!r}"
             raise UserError(f"{path}: this branch reads {name}; encode the source and pass the result as memory")
-        if any(name not in read for name in given):
+        if any(name not in read for name in by_name):
             raise UserError(_NOT_READ)
-        return given
+        return by_name
 
 
 _NOT_READ = "the model has no branch that reads a memory; leave the memory out"

@@ -80,8 +80,8 @@ class WidePath(nn.Module):
         if not self.reads(WIDE):
             assert deep is not None
             return deep * self.share[DEEP].to(deep.dtype)
-        found = self.share[WIDE] * self(signal)
-        return found if deep is None else found + self.share[DEEP] * deep
+        wide = self.share[WIDE] * self(signal)
+        return wide if deep is None else wide + self.share[DEEP] * deep
 
 
 def _features(signal: Signal) -> Signal:
@@ -117,11 +117,11 @@ class Ngrams(WidePath):
 
     def weights(self, bag: Tensor, counts: Tensor) -> Tensor:
         """Return the TF-IDF weights (B, F) of features; 0 where the count is 0."""
-        found = torch.where(counts > 0, (1 + counts.clamp(min=1).log()) * self.idf[bag], 0)
+        weights = torch.where(counts > 0, (1 + counts.clamp(min=1).log()) * self.idf[bag], 0)
         words = bag < self.buckets
-        squares = found.square()
+        squares = weights.square()
         norms = [torch.where(group, squares, 0).sum(-1, keepdim=True).sqrt() for group in (words, ~words)]
-        return found / torch.where(words, *norms).clamp(min=1e-12)
+        return weights / torch.where(words, *norms).clamp(min=1e-12)
 
 
 @implements(spec.Features)

@@ -44,13 +44,13 @@ class HeadOnly(Adapting):
     """Selection of the head's parameters."""
 
     def learning(self, model: Transformer, names: list[str]) -> set[str]:
-        found = _of_head(names)
-        if not found:
+        head_names = _of_head(names)
+        if not head_names:
             raise UserError(
                 f"training.adapt: {self.part.kind!r} trains nothing, because the head's matrix is the token embedding "
                 "table; set model.head.tied=false, or choose another training.adapt"
             )
-        return found
+        return head_names
 
 
 @implements(spec.Last)
@@ -60,10 +60,10 @@ class Last(Adapting):
     part: spec.Last
 
     def learning(self, model: Transformer, names: list[str]) -> set[str]:
-        count, asked = len(model.blocks), self.part.num_layers
-        if asked > count:
-            raise UserError(f"training.adapt: last({asked}) selects more layers than the {count} of the model")
-        ends = (_HEAD, "norm.", *(f"blocks.{i}." for i in range(count - asked, count)))
+        count, layers = len(model.blocks), self.part.num_layers
+        if layers > count:
+            raise UserError(f"training.adapt: last({layers}) selects more layers than the {count} of the model")
+        ends = (_HEAD, "norm.", *(f"blocks.{i}." for i in range(count - layers, count)))
         return {name for name in names if name.startswith(ends)}
 
 
@@ -150,13 +150,13 @@ def matching(patterns: Iterable[str], names: Iterable[str], key: str) -> set[str
 
     key: setting that contains the patterns. Raises ``UserError`` with the nearest path if a pattern matches nothing.
     """
-    names, found = list(names), set[str]()
+    names, result = list(names), set[str]()
     for pattern in patterns:
         met = {name for name in names if meets(pattern, name)}
         if not met:
             raise UserError(f"{key}: no parameter has a path like {pattern!r}; {_nearest_path(pattern, names)}")
-        found |= met
-    return found
+        result |= met
+    return result
 
 
 def meets(pattern: str, name: str) -> bool:
@@ -166,8 +166,8 @@ def meets(pattern: str, name: str) -> bool:
 
 def _nearest_path(pattern: str, names: Iterable[str]) -> str:
     paths = {".".join(parts[:end]) for parts in (name.split(".") for name in names) for end in range(1, len(parts) + 1)}
-    found = nearest(pattern, paths)
-    return found if found.startswith("did you mean") else nearest("", {path.split(".")[0] for path in paths})
+    hint = nearest(pattern, paths)
+    return hint if hint.startswith("did you mean") else nearest("", {path.split(".")[0] for path in paths})
 
 
 def rate_factors(rates: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:

@@ -67,7 +67,7 @@ class Head(Declared):
         return outputs
 
     def decode(self, outputs: Tensor, mask: Tensor) -> Tensor:
-        """Predict classes (B, N) from outputs (B, N, C) at the positions where the mask ``mask`` (B, N) is True.
+        """Predict classes (B, N) from outputs (B, N, C) at the positions where ``mask`` (B, N) is True.
 
         By default, the class with the highest output at each position. Classes at other positions are undefined.
         """
