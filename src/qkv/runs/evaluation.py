@@ -111,22 +111,22 @@ def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None, data
     spaced, and omits metrics that need all data. Baselines are fitted on the run's training split only; if it is no
     longer available, they are omitted, with a note. Raises ``UserError``.
     """
-    task, own, notes = task_of(run), None, []
+    task, dataset_of_run, notes = task_of(run), None, []
     try:
         # The caller's choice of columns applies to the file ``data``, not to the data that the run was trained on.
         trained = read_recipe(run.folder) if data is not None and (run.folder / SPEC).is_file() else run.recipe
-        own = task.open(trained, run.vocabulary)
-        notes += _changed_since(run, own)
+        dataset_of_run = task.open(trained, run.vocabulary)
+        notes += _changed_since(run, dataset_of_run)
     except UserError as error:
         if data is None or task.spec.reads == "nothing":
             raise
         notes.append(f"the data that the run was trained on cannot be opened ({error}){_NO_BASELINES}")
-    dataset = own if data is None else task.open_other(run.recipe, run.vocabulary, data, own)
+    dataset = dataset_of_run if data is None else task.open_other(run.recipe, run.vocabulary, data, dataset_of_run)
     assert dataset is not None
     if data is None and split == VALIDATION:
-        with without_validation_rows(run.wide, run.folder) as kept:
+        with without_validation_rows(run.wide, run.folder) as replaced:
             evaluation = evaluate_split(run.model, task, dataset, run.recipe, split, batches)
-        notes += [NOTE] if kept else []
+        notes += [NOTE] if replaced else []
     else:
         evaluation = evaluate_split(run.model, task, dataset, run.recipe, OTHER if data is not None else split, batches)
     assert evaluation is not None
@@ -136,13 +136,13 @@ def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None, data
 _NO_BASELINES = ", so baselines fitted on its training split are omitted"
 
 
-def _changed_since(run: Run, own: Dataset) -> list[str]:
-    """Return notes for the user if the data ``own`` changed since the run was trained; in that case, no baselines are
+def _changed_since(run: Run, dataset: Dataset) -> list[str]:
+    """Return notes for the user if ``dataset`` changed since the run was trained; in that case, no baselines are
     fitted.
     """
     state = newest_state(run.folder / "resume")
-    if state is None or state.get("corpus") in (None, own.digest()):
+    if state is None or state.get("corpus") in (None, dataset.digest()):
         return []
-    if isinstance(own, ExampleDataset):
-        own.fitted_on = None
-    return [f"the data {own.name!r} has changed since training{_NO_BASELINES}"]
+    if isinstance(dataset, ExampleDataset):
+        dataset.fitted_on = None
+    return [f"the data {dataset.name!r} has changed since training{_NO_BASELINES}"]

@@ -86,9 +86,9 @@ def quantize(
     folder = _new(Path(out))
     before, notes = _figures(load(place, copy=copy), data, batches)
     write_quantized(old, part, folder)
-    found = load(folder, copy=copy)
-    after, more = _figures(found, data, batches)
-    done = QuantizedRun(found, {BEFORE: before, AFTER: after}, tuple(dict.fromkeys((*notes, *more))))
+    quantized = load(folder, copy=copy)
+    after, more = _figures(quantized, data, batches)
+    done = QuantizedRun(quantized, {BEFORE: before, AFTER: after}, tuple(dict.fromkeys((*notes, *more))))
     with clear_errors(str(folder)):
         write_file(folder / "report.html", _report(done).encode())
     return done
@@ -133,10 +133,10 @@ def _figures(run: Run, data: str | None, batches: int | None) -> tuple[dict[str,
     figures: Mapping[str, Any] = {}
     notes: Sequence[str] = ()
     if data is not None or run.recipe.data.source != NOT_SAID:
-        found = evaluate(run, VALIDATION, batches, data)
-        figures, notes = found.figures, found.notes
-    kept = {name: value for name, value in figures.items() if name not in _NOT_SHOWN}
-    return {**kept, _BYTES: float(sum(tensor.nbytes for tensor in weights(run.model, run.wide).values()))}, notes
+        evaluation = evaluate(run, VALIDATION, batches, data)
+        figures, notes = evaluation.figures, evaluation.notes
+    metrics = {name: value for name, value in figures.items() if name not in _NOT_SHOWN}
+    return {**metrics, _BYTES: float(sum(tensor.nbytes for tensor in weights(run.model, run.wide).values()))}, notes
 
 
 def _row(name: str, before: float, after: float) -> list[str]:
@@ -146,15 +146,15 @@ def _row(name: str, before: float, after: float) -> list[str]:
     return [words(name), fixed(before), fixed(after), change]
 
 
-def _report(found: QuantizedRun) -> str:
-    part = found.run.recipe.quantized
+def _report(result: QuantizedRun) -> str:
+    part = result.run.recipe.quantized
     assert part is not None
-    page = Page(str(found.run.folder))
-    page.data["quantization"] = found.figures
+    page = Page(str(result.run.folder))
+    page.data["quantization"] = result.figures
     scales = f", one scale per {part.size} weights" if part.size else ", one scale per row" if part.bits < 16 else ""
     page.header(f"Weights of linear layers in {part.bits} bits{scales}.")
-    table = {"kind": "examples", "title": "Effect of the quantisation", "columns": found.columns, "rows": found.rows}
+    table = {"kind": "examples", "title": "Effect of the quantisation", "columns": result.columns, "rows": result.rows}
     add_sections(page, [table])
-    for note in found.notes:
+    for note in result.notes:
         page.note(note)
     return page.html()

@@ -83,9 +83,9 @@ class StartModel(NamedTuple):
         return reader if isinstance(reader, Processor) else None
 
 
-def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
+def with_start(recipe: Recipe, previous: Recipe | None = None) -> Recipe:
     """Fill in a recipe's tokenizer or processor, and its model, from the run or checkpoint that its ``start`` names.
-    When the run ``known`` is resumed, fill them in from the recipe ``known`` instead.
+    When the run ``previous`` is resumed, fill them in from the recipe ``previous`` instead.
 
     Raises ``UserError`` if the start does not exist, if the recipe has another tokenizer or another kind of processor,
     or if the model does not fit the task.
@@ -94,11 +94,11 @@ def with_start(recipe: Recipe, known: Recipe | None = None) -> Recipe:
     source = recipe.start.checkpoint
     if source is None:
         return recipe
-    if known and known.start.checkpoint == source:
-        tokenizers = known.data.tokenizer, known.data.target_tokenizer
-        ends = known.sample.stop_token_ids
-        inputs = known.data.inputs or known.data.processors
-        start = StartModel(known.model, *tokenizers, task=known.task, inputs=inputs, ends=ends)
+    if previous and previous.start.checkpoint == source:
+        tokenizers = previous.data.tokenizer, previous.data.target_tokenizer
+        ends = previous.sample.stop_token_ids
+        inputs = previous.data.inputs or previous.data.processors
+        start = StartModel(previous.model, *tokenizers, task=previous.task, inputs=inputs, ends=ends)
     else:
         start = find_start(source)
     recipe = _with_tokenizers(recipe, start)
@@ -163,9 +163,9 @@ def _opened(source: str) -> tuple[PublishedCheckpoint, SentencePooling | None]:
     """Open the published checkpoint ``source``; return it with the pooling of its sentence-transformers files, None
     without such files.
     """
-    said = read_pooling(Path(source).expanduser())
-    published = open_checkpoint(said.body if said else source)
-    return published, said or read_pooling(published.folder)
+    pooling = read_pooling(Path(source).expanduser())
+    published = open_checkpoint(pooling.body if pooling else source)
+    return published, pooling or read_pooling(published.folder)
 
 
 def _published_task(published: PublishedCheckpoint) -> Task:
@@ -189,8 +189,8 @@ def with_inputs_of(start: StartModel, data: Data, source: str) -> Data:
     readers = data.readers
     if set(readers) != set(start.inputs):
         names = ", ".join(readers)
-        others = ", ".join(each.kind if name == INPUT else name for name, each in start.inputs.items()) or "one text"
-        raise UserError(f"data.inputs: {names} given, but the start {source!r} reads {others}; omit the key")
+        inputs = ", ".join(each.kind if name == INPUT else name for name, each in start.inputs.items()) or "one text"
+        raise UserError(f"data.inputs: {names} given, but the start {source!r} reads {inputs}; omit the key")
     return data.changed(inputs={name: _continue(name, readers[name], start.inputs[name], source) for name in readers})
 
 
@@ -212,29 +212,29 @@ def _with_processor_of(start: StartModel, data: Data, source: str) -> Data:
     """Return a copy of ``data`` with the processor of ``start``; settings of ``data`` take precedence. ``source``: name
     of the start. Raises ``UserError`` if both read different kinds of signals.
     """
-    found, given = start.processor, data.processor
+    start_processor, processor = start.processor, data.processor
     stack = start.model and (start.model.encoder or start.model)
     needed = stack and stack.frontend.processor
-    if given is not None and start.model and not (needed and isinstance(given, needed)):
+    if processor is not None and start.model and not (needed and isinstance(processor, needed)):
         read = "text" if needed is None else needed.kind
-        raise UserError(f"data.processor: the data are read as {given.kind}, but the start {source!r} reads {read}")
-    if needed is not None and given is None and found is None:
+        raise UserError(f"data.processor: the data are read as {processor.kind}, but the start {source!r} reads {read}")
+    if needed is not None and processor is None and start_processor is None:
         raise UserError(
             f"start: {source!r} holds no {PREPROCESSOR}, so it is not known how {needed.kind} are resized and "
             "standardised; add that file, or set data.processor"
         )
-    if given is None or found is None:
-        return data if found is None else data.changed(processor=found)
-    return data.changed(processor=given.following(found))
+    if processor is None or start_processor is None:
+        return data if start_processor is None else data.changed(processor=start_processor)
+    return data.changed(processor=processor.following(start_processor))
 
 
 def _with_tokenizers(recipe: Recipe, start: StartModel) -> Recipe:
-    given, tokenizer, target = recipe.data.tokenizer, start.tokenizer, start.target_tokenizer
+    scheme, tokenizer, target = recipe.data.tokenizer, start.tokenizer, start.target_tokenizer
     if tokenizer is None:
         return recipe
-    if given not in (tokenizer, Data.model_fields["tokenizer"].default):
+    if scheme not in (tokenizer, Data.model_fields["tokenizer"].default):
         raise UserError(
-            f"data.tokenizer: {given.kind!r} differs from the tokenizer of {recipe.start.checkpoint!r}, so its token "
+            f"data.tokenizer: {scheme.kind!r} differs from the tokenizer of {recipe.start.checkpoint!r}, so its token "
             "ids do not fit the embeddings; omit the key to use the tokenizer of the start"
         )
     return recipe.changed(data=recipe.data.changed(tokenizer=tokenizer, target_tokenizer=target))
@@ -254,13 +254,13 @@ def _described(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Model
     """Return the model spec of the start, changed by every setting of the recipe that differs from the defaults."""
     default = Model()
     fields = [name for name in Model.model_fields if name != "head"]
-    given = {
+    settings = {
         name: getattr(recipe.model, name) for name in fields if getattr(recipe.model, name) != getattr(default, name)
     }
     inherited: dict[str, Any] = {"frontend": _open(start.frontend)}
     if start.encoder:
         inherited["encoder"] = start.encoder.changed(frontend=_open(start.encoder.frontend))
-    return start.changed(**{**inherited, **given, "head": _head(recipe, start, heads)})
+    return start.changed(**{**inherited, **settings, "head": _head(recipe, start, heads)})
 
 
 def _open(frontend: Any) -> Any:
@@ -274,12 +274,12 @@ def _head(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Head:
     """Choose the head spec: the recipe's head if set; else the start's head if it suits the task; else the head in
     ``heads``; else a new head.
     """
-    own, kind = recipe.model.head, recipe.task.head
-    if own != LanguageModelHead():
-        return own
-    known = start.head if start.head.serves == kind else heads.get(kind)
-    if known is not None:
-        return known.unsized()
+    recipe_head, kind = recipe.model.head, recipe.task.head
+    if recipe_head != LanguageModelHead():
+        return recipe_head
+    head = start.head if start.head.serves == kind else heads.get(kind)
+    if head is not None:
+        return head.unsized()
     part = Head.kinds()[kind]
     # A bidirectional encoder learned its vectors by masked tokens, so no single vector represents the text: take the
     # mean. In a causal model, only the last position has seen the whole text.
@@ -296,21 +296,21 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
     folder = Path(source).expanduser()
     published, pooling = (None, None) if _is_run(folder) else _opened(source)
     tensors, there = _of_published(published) if published else _of_run(folder)
-    own, stored = weights(model), layouts(model)
-    stack = {name for name in own if not name.startswith(_HEAD)}
+    model_tensors, stored = weights(model), layouts(model)
+    stack = {name for name in model_tensors if not name.startswith(_HEAD)}
     _check_names(stack, {name for name in tensors if not name.startswith(_HEAD)}, source)
-    head = {name for name in own if name.startswith(_HEAD)}
-    fits = all(name in tensors and _fits(stored[name], own[name], tensors[name]) for name in head)
+    head = {name for name in model_tensors if name.startswith(_HEAD)}
+    fits = all(name in tensors and _fits(stored[name], model_tensors[name], tensors[name]) for name in head)
     resampled = list[str]()
     for name in sorted(stack | head if fits else stack):
         if stored[name].kind == "grid" and stored[name].sizes != there(name).sizes:
             tensors[name] = _resampled(tensors[name], there(name), stored[name], name, source)
             resampled.append(_grids(there(name), stored[name]))
-        _take(own[name], tensors[name], name, source, stored[name])
-    some = _part_of_head(own, published, model) if published and not fits else set()
+        _take(model_tensors[name], tensors[name], name, source, stored[name])
+    some = _part_of_head(model_tensors, published, model) if published and not fits else set()
     rest = "" if fits else f"; its head is initialised at random{', except ' * bool(some)}{', '.join(sorted(some))}"
     begun = f"the model is initialised with the weights of {source!r}{rest}"
-    return [begun, *resampled, *_told(model, pooling, source), *_new_rows(model, own, tensors)]
+    return [begun, *resampled, *_told(model, pooling, source), *_new_rows(model, model_tensors, tensors)]
 
 
 def _told(model: Transformer, pooling: SentencePooling | None, source: str) -> list[str]:
@@ -328,15 +328,15 @@ def _told(model: Transformer, pooling: SentencePooling | None, source: str) -> l
 
 
 @torch.no_grad()
-def _part_of_head(own: dict[str, Tensor], published: PublishedCheckpoint, model: Transformer) -> set[str]:
+def _part_of_head(model_tensors: dict[str, Tensor], published: PublishedCheckpoint, model: Transformer) -> set[str]:
     """Copy head tensors that a published checkpoint contains although it was saved with another head (such as a
     pooler); return their names.
     """
-    found = head_tensors(published, model)
-    for name, tensor in found.items():
-        if name in own:
-            own[name].copy_(tensor)
-    return found.keys() & own.keys()
+    tensors = head_tensors(published, model)
+    for name, tensor in tensors.items():
+        if name in model_tensors:
+            model_tensors[name].copy_(tensor)
+    return tensors.keys() & model_tensors.keys()
 
 
 _LayoutOf = Callable[[str], Layout]
@@ -370,13 +370,13 @@ def _layout_in(recipe: Recipe | None, name: str) -> Layout:
 
 
 def _resampled(table: Tensor, before: Layout, after: Layout, name: str, source: str) -> Tensor:
-    found = regridded(table, before, after)
-    if found is None:
+    resampled = regridded(table, before, after)
+    if resampled is None:
         raise UserError(
             f"start: {name!r} has a grid of {_grid(after)} positions, to which the positions of {source!r} cannot be "
             "resampled"
         )
-    return found
+    return resampled
 
 
 def _grids(before: Layout, after: Layout) -> str:
@@ -387,16 +387,16 @@ def _grid(layout: Layout) -> str:
     return " × ".join(map(str, layout.sizes))
 
 
-def _fits(layout: Layout, own: Tensor, given: Tensor) -> bool:
-    """Return True if ``given`` can be copied to ``own``: both have the same shape, or are tables with rows of the same
+def _fits(layout: Layout, new: Tensor, old: Tensor) -> bool:
+    """Return True if ``old`` can be copied to ``new``: both have the same shape, or are tables with rows of the same
     shape.
     """
     if layout.kind == "rows":
-        return own.shape[1:] == given.shape[1:]
-    return own.shape == given.shape
+        return new.shape[1:] == old.shape[1:]
+    return new.shape == old.shape
 
 
-def _new_rows(model: Transformer, own: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[str]:
+def _new_rows(model: Transformer, model_tensors: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[str]:
     """Return notices on token embeddings that have more rows than those of the start."""
     stacks = {"": model, "encoder.": model.encoder}
     paths = (
@@ -404,8 +404,8 @@ def _new_rows(model: Transformer, own: dict[str, Tensor], tensors: dict[str, Ten
         for path, stack in stacks.items()
         if stack is not None and stack.frontend.table is not None
     )
-    tables = [path for path in paths if path in own and path in tensors]
-    grown = {name: own[name].shape[0] - tensors[name].shape[0] for name in tables}
+    tables = [path for path in paths if path in model_tensors and path in tensors]
+    grown = {name: model_tensors[name].shape[0] - tensors[name].shape[0] for name in tables}
     return [
         f"{rows:,} rows of {name} belong to added tokens and are initialised at random"
         for name, rows in grown.items()
@@ -413,8 +413,8 @@ def _new_rows(model: Transformer, own: dict[str, Tensor], tensors: dict[str, Ten
     ]
 
 
-def _check_names(own: set[str], there: set[str], source: str) -> None:
-    missing, left = sorted(own - there), sorted(there - own)
+def _check_names(names: set[str], there: set[str], source: str) -> None:
+    missing, left = sorted(names - there), sorted(there - names)
     if missing:
         raise UserError(
             f"start: the model has the tensor {missing[0]!r}, but {source!r} does not; "
@@ -427,15 +427,15 @@ def _check_names(own: set[str], there: set[str], source: str) -> None:
 
 
 @torch.no_grad()
-def _take(own: Tensor, given: Tensor, name: str, source: str, layout: Layout) -> None:
-    """Copy the tensor ``given`` to ``own``; of tables with different numbers of rows, copy the rows that both have."""
-    if own.shape == given.shape:
-        own.copy_(given)
-    elif _fits(layout, own, given):
-        rows = min(own.shape[0], given.shape[0])
-        own[:rows] = given[:rows].to(own)
+def _take(new: Tensor, old: Tensor, name: str, source: str, layout: Layout) -> None:
+    """Copy the tensor ``old`` to ``new``; of tables with different numbers of rows, copy the rows that both have."""
+    if new.shape == old.shape:
+        new.copy_(old)
+    elif _fits(layout, new, old):
+        rows = min(new.shape[0], old.shape[0])
+        new[:rows] = old[:rows].to(new)
     else:
         raise UserError(
-            f"start: {name!r} has the shape {tuple(own.shape)} in the model and {tuple(given.shape)} in {source!r}; "
+            f"start: {name!r} has the shape {tuple(new.shape)} in the model and {tuple(old.shape)} in {source!r}; "
             "use the same sizes in both"
         )

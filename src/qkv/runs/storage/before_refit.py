@@ -56,12 +56,12 @@ def without_validation_rows(wide: WidePath | None, folder: Path) -> Iterator[boo
     if wide is None:
         yield False
         return
-    own, found = _tensors(wide), restore_wide(wide, folder)
+    tensors, restored = _tensors(wide), restore_wide(wide, folder)
     try:
-        yield found
+        yield restored
     finally:
-        if found:
-            _copy(wide, own)
+        if restored:
+            _copy(wide, tensors)
 
 
 def _tensors(wide: WidePath) -> dict[str, Tensor]:

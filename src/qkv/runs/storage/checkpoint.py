@@ -54,8 +54,8 @@ class CheckpointStore:
 
     def paths(self) -> list[Path]:
         """Return the folders of the checkpoints, newest first."""
-        found = [p for p in self.folder.glob("step-*") if _NAME.match(p.name)]
-        return sorted(found, key=lambda p: int(p.name.removeprefix("step-")), reverse=True)
+        paths = [p for p in self.folder.glob("step-*") if _NAME.match(p.name)]
+        return sorted(paths, key=lambda p: int(p.name.removeprefix("step-")), reverse=True)
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, then remove older ones; return its folder. On a disk error, raise UserError and keep the
@@ -181,13 +181,13 @@ def weights(model: nn.Module, wide: nn.Module | None = None) -> dict[str, Tensor
     name, without copies. A tensor with several names (a tied head) is returned only under its first name.
     """
     seen: set[int] = set()
-    found = {}
+    tensors = {}
     beside = {} if wide is None else wide.state_dict(prefix=WIDE, keep_vars=True)
     for name, tensor in {**model.state_dict(keep_vars=True), **beside}.items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            found[name] = tensor.detach()
-    return found
+            tensors[name] = tensor.detach()
+    return tensors
 
 
 def of_model(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -213,27 +213,27 @@ def _checked(
     model: nn.Module, tensors: Mapping[str, Tensor], source: Path, wide: nn.Module | None
 ) -> dict[str, Tensor]:
     """Return the tensors of the model alone, by name; ``tensors`` fit them and those of the wide path."""
-    own = weights(model, wide)
-    for name, tensor in own.items():
+    model_weights = weights(model, wide)
+    for name, tensor in model_weights.items():
         if name not in tensors:
             raise UserError(f"{source} lacks the tensor {name!r}, which this model has")
         if tensors[name].shape != tensor.shape:
             shapes = f"{list(tensors[name].shape)} in {source}, but {list(tensor.shape)} in the model"
             raise UserError(f"the tensor {name!r} has the shape {shapes}")
-    unknown = next((name for name in tensors if name not in own), None)
+    unknown = next((name for name in tensors if name not in model_weights), None)
     if unknown:
         raise UserError(
-            f"{source} holds the tensor {unknown!r}, which this model does not have; {nearest(unknown, own)}"
+            f"{source} holds the tensor {unknown!r}, which this model does not have; {nearest(unknown, model_weights)}"
         )
-    return of_model(own)
+    return of_model(model_weights)
 
 
 def take_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path, wide: nn.Module | None = None) -> None:
     """Assign ``tensors``, without copying, to the parameters and buffers of ``model``, which is on the meta device, and
     copy those of the run's wide path. Raises UserError as ``load_weights``.
     """
-    own, places = _checked(model, tensors, source, wide), places_of(model)
-    for name, tensor in own.items():
+    model_weights, places = _checked(model, tensors, source, wide), places_of(model)
+    for name, tensor in model_weights.items():
         place(places[name], tensors[name].to(tensor.dtype))
     _load_wide(wide, tensors)
 

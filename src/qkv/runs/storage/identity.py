@@ -72,9 +72,9 @@ def write_parts(recipe: Recipe, folder: Path) -> bool:
 
     Returns True if it was written.
     """
-    found, file = outside_parts(recipe), folder / RECORD
-    content = (json.dumps(found, indent=2) + "\n").encode()
-    if not found or (file.is_file() and file.read_bytes() == content):
+    parts, file = outside_parts(recipe), folder / RECORD
+    content = (json.dumps(parts, indent=2) + "\n").encode()
+    if not parts or (file.is_file() and file.read_bytes() == content):
         return False
     write_file(file, content)
     return True
@@ -94,9 +94,9 @@ def edited(stored: Mapping[str, Any] | None, recipe: Recipe | None, folder: Path
         if before.get(name) != now.get(name):
             how = "was removed" if name not in now else "was changed" if name in before else "was added"
             return f"{folder / name} {how} after the weights were trained"
-    found = recipe and first_difference(upgraded(stored["recipe"]), upgraded(made_with(recipe, folder)["recipe"]))
-    if found:
-        path, was, is_now = found
+    change = recipe and first_difference(upgraded(stored["recipe"]), upgraded(made_with(recipe, folder)["recipe"]))
+    if change:
+        path, was, is_now = change
         return (
             f"{folder / 'spec.yaml'} was changed: {path} is {_or_default(is_now)}, "
             f"but the weights were trained with {_or_default(was)}"
@@ -108,10 +108,10 @@ def check_unedited(stored: Mapping[str, Any] | None, recipe: Recipe | None, fold
     """Raise UserError if the spec or the vocabulary in ``folder`` differs from ``stored``, the settings stored with the
     weights.
     """
-    found = edited(stored, recipe, folder)
-    if found:
+    change = edited(stored, recipe, folder)
+    if change:
         raise UserError(
-            f"{found}; restore it, or accept the change with 'qkv accept {folder}', "
+            f"{change}; restore it, or accept the change with 'qkv accept {folder}', "
             "in Python load(…, accept_changes=True)"
         )
 
@@ -127,8 +127,8 @@ def _or_default(value: Any) -> str:
 
 def difference(there: Any, here: Any) -> str:
     """Describe the first path at which two trees of plain data differ, with both values; "" if they are equal."""
-    found = first_difference(there, here)
-    return f"{found[0]} is {shown(found[1])} there and {shown(found[2])} here" if found else ""
+    change = first_difference(there, here)
+    return f"{change[0]} is {shown(change[1])} there and {shown(change[2])} here" if change else ""
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any] | None:
@@ -144,7 +144,7 @@ def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any]
     # Compare the kind first: parts of different kinds also differ in their other fields.
     pairs.sort(key=lambda pair: pair[0] != "kind")
     deeper = (first_difference(a, b, f"{path}.{key}" if path else key) for key, a, b in pairs)
-    return next((found for found in deeper if found), None)
+    return next((change for change in deeper if change), None)
 
 
 def shown(value: Any) -> str:

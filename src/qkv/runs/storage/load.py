@@ -175,11 +175,11 @@ def accept(folder: Path) -> str | None:
     return change
 
 
-def run_of(found: PublishedModel) -> Run:
+def run_of(checkpoint: PublishedModel) -> Run:
     """Return a loaded published checkpoint as a run without training. Raises ``UserError`` if no task fits its head."""
-    recipe = recipe_of(found)
-    processors = {} if found.processor is None else {INPUT: found.processor}
-    absent = NO_TEXT if processors else AbsentTokenizer.of_published(found.folder)
-    tokenizer = found.tokenizer or absent
-    vocabulary = Vocabulary(tokenizer, tokenizer, found.labels, processors)
-    return Run(found.folder, recipe, found.model, vocabulary, [], 0, found.ignored_config)
+    recipe = recipe_of(checkpoint)
+    processors = {} if checkpoint.processor is None else {INPUT: checkpoint.processor}
+    absent = NO_TEXT if processors else AbsentTokenizer.of_published(checkpoint.folder)
+    tokenizer = checkpoint.tokenizer or absent
+    vocabulary = Vocabulary(tokenizer, tokenizer, checkpoint.labels, processors)
+    return Run(checkpoint.folder, recipe, checkpoint.model, vocabulary, [], 0, checkpoint.ignored_config)
