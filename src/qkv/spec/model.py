@@ -76,14 +76,14 @@ class Stack(Layered, Reader):
 
     @property
     def position_limit(self) -> int | None:
-        own, branch = super().position_limit, self.limiting_branch
-        return min((limit for limit in (own, branch and branch.longest_row) if limit is not None), default=None)
+        stack_limit, branch = super().position_limit, self.limiting_branch
+        return min((limit for limit in (stack_limit, branch and branch.longest_row) if limit is not None), default=None)
 
     def types_read(self, types: Sequence[int]) -> list[int]:
         """Return token types (segment ids), clipped to the number that the front end embeds; empty if none are read."""
-        known = self.frontend.num_types
-        if known:
-            return [min(kind, known - 1) for kind in types]
+        count = self.frontend.num_types
+        if count:
+            return [min(kind, count - 1) for kind in types]
         return list(types) if self.reads_types else []
 
     def stack_problems(self, width: int, frontend_width: int | None = None) -> list[Problem]:
@@ -91,14 +91,14 @@ class Stack(Layered, Reader):
 
         ``frontend_width``: required features of the front end's vectors if latents read them; default: ``width``.
         """
-        found, own = self.block_problems(width) + self._rounds_problems(), self.frontend_width(width)
-        if own != (frontend_width or width):
+        problems, size = self.block_problems(width) + self._rounds_problems(), self.frontend_width(width)
+        if size != (frontend_width or width):
             sentence = (
-                f"the blocks read vectors of {width} features, not of {own}; leave it out, or give model.latents, "
+                f"the blocks read vectors of {width} features, not of {size}; leave it out, or give model.latents, "
                 "which read any width"
             )
-            found.append(Problem(("frontend", "width"), sentence))
-        return [*found, *self.frontend.width_problems(own)]
+            problems.append(Problem(("frontend", "width"), sentence))
+        return [*problems, *self.frontend.width_problems(size)]
 
     def _rounds_problems(self) -> list[Problem]:
         if self.rounds * self.depth <= MOST_LAYERS:
@@ -218,11 +218,11 @@ class Model(Stack, WithWidth):
 
     @property
     def position_limit(self) -> int | None:
-        own = super().position_limit
+        stack_limit = super().position_limit
         if self.queries is None or self.queries.count is not None:
-            return own
-        asked = self.queries.positions.limit(self.context_length)  # one query per position
-        return min((limit for limit in (own, asked) if limit is not None), default=None)
+            return stack_limit
+        query_limit = self.queries.positions.limit(self.context_length)  # one query per position
+        return min((limit for limit in (stack_limit, query_limit) if limit is not None), default=None)
 
     @property
     def row_positions(self) -> int:
@@ -289,36 +289,36 @@ class Model(Stack, WithWidth):
 
     def _latent_problems(self) -> list[Problem]:
         assert self.latents is not None
-        found = [p.under("latents") for p in self.latents.block_problems(self.latent_width)]
+        problems = [p.under("latents") for p in self.latents.block_problems(self.latent_width)]
         if self.encoder:
-            found.append(
+            problems.append(
                 Problem(("encoder",), "the blocks read either latents or an encoder's output; leave one of them out")
             )
         for stack, path in ((self.latents, ("latents", "blocks")), (self, ("blocks",))):
             if stack.blocks and not stack.reads_memory:
                 read = "the input" if path[0] == "latents" else "the latents"
-                found.append(Problem(path, f"no branch of these blocks reads {read}; list one of {_memory_kinds()}"))
+                problems.append(Problem(path, f"no branch of these blocks reads {read}; list one of {_memory_kinds()}"))
         if self.queries and not self.blocks:
-            found.append(
+            problems.append(
                 Problem(("queries",), "the model has no blocks that read them; list one, or leave the queries out")
             )
         if not self.blocks and self.latent_width != self.width:
             sentence = (
                 f"the head reads the latents, so their width must be the model's, {self.width}, not {self.latent_width}"
             )
-            found.append(Problem(("latents", "width"), sentence))
+            problems.append(Problem(("latents", "width"), sentence))
         if self.blocks and not self.queries and self.frontend_width(self.width) != self.width:
             sentence = (
                 "the blocks read these vectors, so their width must be the model's; leave it out, or give queries"
             )
-            found.append(Problem(("frontend", "width"), sentence))
+            problems.append(Problem(("frontend", "width"), sentence))
         if self.num_outputs and self.head.per_position:
             sentence = (
                 f"a head of the kind {self.head.kind!r} needs one vector per position, "
                 f"but reads {self.num_outputs} vectors per row; "
             )
-            found.append(Problem(("head",), sentence + "list a block, and leave queries.count out"))
-        return found
+            problems.append(Problem(("head",), sentence + "list a block, and leave queries.count out"))
+        return problems
 
     def _segmentation_problems(self) -> list[Problem]:
         """Return the errors if the blocks read segments but another part reads or replaces the row; empty if none."""
@@ -339,63 +339,63 @@ class Model(Stack, WithWidth):
 
     def _tied_problems(self) -> list[Problem]:
         """Return the errors if the head or the encoder shares the token embedding table; empty if none."""
-        found, own = list[Problem](), self._table_width(self)
+        problems, size = list[Problem](), self._table_width(self)
         if not self.frontend.reads_tokens and self.head.predicts_tokens:
             sentence = (
                 f"a language model predicts tokens, but the front end {self.frontend.kind!r} reads none; "
                 "give another head"
             )
-            found.append(Problem(("head",), sentence))
+            problems.append(Problem(("head",), sentence))
         read = self.head.table_width(self.width)
-        if self.tied and own not in (None, read):
+        if self.tied and size not in (None, read):
             sentence = (
-                f"a tied head needs token embeddings of width {read}, but they have {own} features; set it to false"
+                f"a tied head needs token embeddings of width {read}, but they have {size} features; set it to false"
             )
-            found.append(Problem(("head", "tied"), sentence))
+            problems.append(Problem(("head", "tied"), sentence))
         if not self.encoder or not self.encoder.share_embedding:
-            return found
+            return problems
         path, other = ("encoder", "share_embedding"), self._table_width(self.encoder)
-        if own != other:
-            found.append(
+        if size != other:
+            problems.append(
                 Problem(
                     path,
-                    f"token embeddings have {other} features in the source and {own} in the target; set it to false",
+                    f"token embeddings have {other} features in the source and {size} in the target; set it to false",
                 )
             )
         if None not in (self.vocab_size, self.encoder.vocab_size) and self.vocab_size != self.encoder.vocab_size:
             sizes = f"of {self.encoder.vocab_size} and {self.vocab_size} tokens"
-            found.append(
+            problems.append(
                 Problem(
                     path, f"source and target have vocabularies {sizes}, but a shared table needs one; set it to false"
                 )
             )
-        return found
+        return problems
 
     def _table_width(self, stack: Stack) -> int | None:
         """Return the width of the token embeddings of ``stack``; None if it reads no tokens."""
         return stack.frontend.table_width(self.width)
 
     def _stream_problems(self) -> list[Problem]:
-        found: list[Problem] = []
+        problems: list[Problem] = []
         if self.tied and self.reversible:
             sentence = (
                 "the head reads two streams, twice as wide as token embeddings, so it cannot be tied; set it to false"
             )
-            found.append(Problem(("head", "tied"), sentence))
+            problems.append(Problem(("head", "tied"), sentence))
         if self.encoder is not None and self.encoder.reversible:
             sentence = (
                 "a reversible encoder has two streams, twice as wide as the memory that cross branches read; "
                 "use another residual"
             )
-            found.append(Problem(("encoder", "blocks"), sentence))
+            problems.append(Problem(("encoder", "blocks"), sentence))
         if self.latents is not None and (self.reversible or self.latents.reversible):
-            found.append(
+            problems.append(
                 Problem(
                     ("latents",),
                     "latents have one stream and reversible blocks two; use another residual, or no latents",
                 )
             )
-        return found
+        return problems
 
     def _memory_problems(self) -> list[Problem]:
         encoder, reader = self.encoder, self.first_branch(lambda branch: branch.reads_memory)
@@ -406,9 +406,9 @@ class Model(Stack, WithWidth):
         if encoder is None:
             sentence = "this branch reads an encoder's output, but the model has no encoder; give model.encoder"
             return [Problem(reader, sentence)] if reader else []
-        found = [p.under("encoder") for p in encoder.stack_problems(self.width)]
+        problems = [p.under("encoder") for p in encoder.stack_problems(self.width)]
         if not reader:
-            found.append(
+            problems.append(
                 Problem(
                     ("encoder",),
                     f"no branch of the model's blocks reads the encoder's output; list one of {_memory_kinds()}",
@@ -416,22 +416,22 @@ class Model(Stack, WithWidth):
             )
         inner = encoder.first_branch(lambda branch: branch.reads_memory)
         if inner:
-            found.append(
+            problems.append(
                 Problem(
                     ("encoder", *inner), "the encoder has no memory to read; move this branch to the model's own blocks"
                 )
             )
         if encoder.memory == "layers" and max(encoder.rounds, self.rounds) > 1:
             sentence = "layer i reads encoder layer i, but rounds apply each layer repeatedly; use 'last', or one round"
-            found.append(Problem(("encoder", "memory"), sentence))
+            problems.append(Problem(("encoder", "memory"), sentence))
         elif encoder.memory == "layers" and encoder.depth != self.depth:
             counts = f"the encoder has {encoder.depth} and the model {self.depth}"
-            found.append(
+            problems.append(
                 Problem(
                     ("encoder", "memory"), f"layer i reads encoder layer i, so both need equally many layers; {counts}"
                 )
             )
-        return found
+        return problems
 
 
 def _memory_kinds() -> str:

@@ -80,15 +80,15 @@ class Recipe(Spec):
         return reached(self.shown, self.result, self.typed)
 
     def problems(self) -> list[Problem]:
-        found = [*self._data_problems(), *self._words_problems(), *self._processor_problems()]
-        found += self._decoding_problems()
+        problems = [*self._data_problems(), *self._words_problems(), *self._processor_problems()]
+        problems += self._decoding_problems()
         # The default head is replaced by the task's, and default blocks by those of the checkpoint.
         begun = self.start.checkpoint is not None
         if not begun or self.model.head != LanguageModelHead():
-            found += self._head_problems() + self._wide_problems()
+            problems += self._head_problems() + self._wide_problems()
         if not begun or self.model.blocks != Model.model_fields["blocks"].default:
-            found += [problem.under("model") for problem in self.task.model_problems(self.model)]
-        return found + self._encoder_problems() + self._candidate_problems()
+            problems += [problem.under("model") for problem in self.task.model_problems(self.model)]
+        return problems + self._encoder_problems() + self._candidate_problems()
 
     def _candidate_problems(self) -> list[Problem]:
         wrong = next((name for name in self.candidates if not _NAME.fullmatch(name)), None)
@@ -122,52 +122,56 @@ class Recipe(Spec):
 
     def _processor_problems(self) -> list[Problem]:
         """Return the errors if the front end, or that of the encoder, does not read the kind of signal of the data."""
-        given, stack = self.data.processor, self.model.encoder or self.model
+        processor, stack = self.data.processor, self.model.encoder or self.model
         if self.data.inputs or stack.frontend.inputs_read:
             return self._input_problems()
         needed = stack.frontend.processor
-        if given is not None and not self.task.reads_signals:
+        if processor is not None and not self.task.reads_signals:
             takers = ", ".join(sorted(kind for kind, task in Task.kinds().items() if task.reads_signals))
-            sentence = f"the task {self.task.kind!r} reads text; leave it out (tasks that read {given.kind}: {takers})"
+            sentence = (
+                f"the task {self.task.kind!r} reads text; leave it out (tasks that read {processor.kind}: {takers})"
+            )
             return [Problem(("data", "processor"), sentence)]
-        if self.start.checkpoint is not None or self.task.reads == "nothing" or (given is None and needed is None):
+        if self.start.checkpoint is not None or self.task.reads == "nothing" or (processor is None and needed is None):
             return []
-        if given is None:
+        if processor is None:
             kind = needed.kind if needed else ""
             sentence = f"the front end {stack.frontend.kind!r} reads {kind}; give data.processor={kind}"
             return [Problem(("data", "processor"), sentence)]
-        if needed is not None and isinstance(given, needed):
+        if needed is not None and isinstance(processor, needed):
             return []
-        kinds = ", ".join(kind for kind, each in Frontend.kinds().items() if each.processor is type(given))
-        sentence = f"the front end {stack.frontend.kind!r} does not read {given.kind}; use one of {kinds}"
+        kinds = ", ".join(kind for kind, each in Frontend.kinds().items() if each.processor is type(processor))
+        sentence = f"the front end {stack.frontend.kind!r} does not read {processor.kind}; use one of {kinds}"
         return [Problem(("model", *(("encoder",) if self.model.encoder else ()), "frontend"), sentence)]
 
     def _input_problems(self) -> list[Problem]:
         """Return the errors if the front ends of several inputs do not match the inputs of the data."""
-        given, path = self.data.inputs, ("model", "frontend", "inputs")
+        inputs, path = self.data.inputs, ("model", "frontend", "inputs")
         read = {name: each for name, each in self.model.frontend.inputs_read.items() if each.processor is not None}
         if not self.task.joins_inputs:
             takers = ", ".join(sorted(kind for kind, task in Task.kinds().items() if task.joins_inputs))
             sentence = f"the task {self.task.kind!r} reads one input; tasks that join several: {takers}"
-            return [Problem(("data", "inputs") if given else path, sentence)]
+            return [Problem(("data", "inputs") if inputs else path, sentence)]
         if self.model.encoder is not None:
             return [Problem(("model", "encoder"), "several inputs form one row, which needs no encoder; leave it out")]
         if self.wide is not None:
             return [Problem(("wide",), "a wide path reads one input; leave it out")]
         if self.start.checkpoint is not None and not read:
             return []  # the front ends are those of the start
-        found = list[Problem]()
+        problems = list[Problem]()
         for name, processor in self.data.processors.items():
             if name not in read:
                 kinds = ", ".join(kind for kind, each in Frontend.kinds().items() if each.processor is type(processor))
-                found.append(Problem((*path, name), f"missing; the data has this input: name its front end, {kinds}"))
+                problems.append(
+                    Problem((*path, name), f"missing; the data has this input: name its front end, {kinds}")
+                )
             elif not isinstance(processor, read[name].processor or Processor):
                 sentence = f"the front end {read[name].kind!r} does not read {processor.kind}"
-                found.append(Problem((*path, name), sentence))
-        other = next((name for name in read if name not in given), None)
+                problems.append(Problem((*path, name), sentence))
+        other = next((name for name in read if name not in inputs), None)
         if other is not None:
-            found.append(Problem((*path, other), f"data.inputs has no {other!r}; {nearest(other, given)}"))
-        return found
+            problems.append(Problem((*path, other), f"data.inputs has no {other!r}; {nearest(other, inputs)}"))
+        return problems
 
     def _words_problems(self) -> list[Problem]:
         stacks = {("model",): self.model, ("model", "encoder"): self.model.encoder}

@@ -19,25 +19,25 @@ _WIDE, _WIDE_BEFORE = "wide", ("model", "wide")
 
 def newer(data: dict[str, Any]) -> list[Problem]:
     """Return one error for a file in a later format than this version reads; empty for all others."""
-    given = data.get("format")
-    if not isinstance(given, int) or given <= FORMAT:
+    number = data.get("format")
+    if not isinstance(number, int) or number <= FORMAT:
         return []
-    sentence = f"a later version of qkv wrote this file, in format {given}; this version reads formats up to {FORMAT}"
+    sentence = f"a later version of qkv wrote this file, in format {number}; this version reads formats up to {FORMAT}"
     return [Problem(("format",), sentence)]
 
 
 def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plain data of a recipe or a model in this format. Data in this format is returned as it is."""
-    found = dict(data)
-    if found.get("format") == _BEFORE:
-        found["format"] = FORMAT
-    model = found.get("model")
+    result = dict(data)
+    if result.get("format") == _BEFORE:
+        result["format"] = FORMAT
+    model = result.get("model")
     if isinstance(model, dict) and _WIDE in model:
         rest = dict(cast("dict[str, Any]", model))
-        found = {_WIDE: rest.pop(_WIDE), **found, "model": rest}
-    elif found.get(_WIDE, "") is None and not {"model", "data"} & found.keys():
-        del found[_WIDE]  # of a model alone
-    return found
+        result = {_WIDE: rest.pop(_WIDE), **result, "model": rest}
+    elif result.get(_WIDE, "") is None and not {"model", "data"} & result.keys():
+        del result[_WIDE]  # of a model alone
+    return result
 
 
 def upgraded_path(path: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -47,7 +47,7 @@ def upgraded_path(path: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def downgraded(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the essential settings of a recipe as in format 2, so that digests of earlier runs stay valid."""
-    found = dict(content)
-    if _WIDE in found:
-        found["model"] = {**found.get("model", {}), _WIDE: found.pop(_WIDE)}
-    return found
+    result = dict(content)
+    if _WIDE in result:
+        result["model"] = {**result.get("model", {}), _WIDE: result.pop(_WIDE)}
+    return result

@@ -90,9 +90,9 @@ def measured(recipe: S, changes: Iterable[str | Assignment]) -> S:
             )
         if change.path[0] != "sample" and change.path[:2] not in MEASURED_ON:
             path = ".".join(change.path)
-            given = " and ".join(".".join(names) for names in MEASURED_ON)
+            paths = " and ".join(".".join(names) for names in MEASURED_ON)
             raise _error(
-                change.text, f"{path} describes the training; an evaluation can change sample.… and {given} only"
+                change.text, f"{path} describes the training; an evaluation can change sample.… and {paths} only"
             )
     return override(recipe, chosen) if chosen else recipe
 
@@ -266,7 +266,7 @@ class _Search:
             return self._miss(place, names, sentence=f"{dotted(place.trail)!r} is a single value with nothing below it")
         fields = cast("dict[str, Any]", value)
         if rest and name not in fields:
-            return self._miss(place, names, known=frozenset(fields))
+            return self._miss(place, names, allowed=frozenset(fields))
         yield from self.find(_Place(fields, name, Shape(None, False, False), (*place.trail, name)), rest)
         return None
 
@@ -311,9 +311,9 @@ class _Search:
         return frozenset(names)
 
     def _miss(
-        self, place: _Place, names: tuple[str, ...], known: frozenset[str] = frozenset(), sentence: str = ""
+        self, place: _Place, names: tuple[str, ...], allowed: frozenset[str] = frozenset(), sentence: str = ""
     ) -> None:
-        self.misses.append(_Miss(len(names), place.trail, names[0], known, sentence))
+        self.misses.append(_Miss(len(names), place.trail, names[0], allowed, sentence))
 
     def refuse_if_nothing_matched(self) -> None:
         """Raise ``SpecError`` if no place matched, for the miss with the longest matching beginning of the path."""
@@ -325,8 +325,8 @@ class _Search:
             raise _error(self.assignment.text, "its path ends in a list without elements")
         first = furthest[0]
         where = repr(dotted(first.trail)) if first.trail else f"a {self.top.__name__.lower()}"
-        known = frozenset[str]().union(*(miss.known for miss in furthest))
-        hint = self._one_level_down(first) or nearest(first.name, known)
+        names = frozenset[str]().union(*(miss.known for miss in furthest))
+        hint = self._one_level_down(first) or nearest(first.name, names)
         raise _error(self.assignment.text, first.sentence or f"there is no {first.name!r} in {where}; {hint}")
 
     def _one_level_down(self, miss: _Miss) -> str:

@@ -112,19 +112,19 @@ def read_content(path: str | Path) -> tuple[dict[str, Any], Lines, str]:
             [Problem((), "the file is empty; a recipe has at least the key 'data', a model any of its keys")], source
         )
     if not isinstance(data, dict):
-        found = "a list" if isinstance(data, list) else "a single value"
+        form = "a list" if isinstance(data, list) else "a single value"
         raise SpecError(
             [
                 Problem(
-                    (), f"the file holds {found}; a recipe or a model is a mapping of keys such as 'model' or 'width'"
+                    (), f"the file holds {form}; a recipe or a model is a mapping of keys such as 'model' or 'width'"
                 )
             ],
             source,
         )
-    found = cast("dict[str, Any]", data)
-    if problems := newer(found):
+    form = cast("dict[str, Any]", data)
+    if problems := newer(form):
         raise SpecError(problems, source, lines)
-    return upgraded(found), {upgraded_path(place): line for place, line in lines.items()}, source
+    return upgraded(form), {upgraded_path(place): line for place, line in lines.items()}, source
 
 
 def _text(path: Path) -> str:
@@ -152,8 +152,8 @@ def _text(path: Path) -> str:
 
 def _near(path: Path) -> str:
     """Return a clause for an error message: the shipped file of that name, or the most similar file name."""
-    for what, known in (("recipe", shipped()), ("comparison", shipped_comparisons())):
-        if path.stem in known:
+    for what, files in (("recipe", shipped()), ("comparison", shipped_comparisons())):
+        if path.stem in files:
             return f"; a {what} {path.stem!r} ships with qkv: give its name without folder and suffix"
     try:
         names = [entry.name for entry in os.scandir(path.parent)]
