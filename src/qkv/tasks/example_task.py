@@ -70,15 +70,19 @@ class ExampleTask(Task):
         records, change = replace(records, splits=splits), self.change(recipe, vocabulary)
         return ExampleDataset(recipe, records, vocabulary, examples, collate, tuple(sentences), change)
 
-    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
+    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, training_data: Dataset | None) -> Dataset:
         records = open_rows(recipe.data, self.roles, source, OTHER)
         rows, unknown = self._rows_with_known_labels(records, vocabulary)
-        note = shared(rows, source, own.records[TRAIN], self.roles) if isinstance(own, ExampleDataset) else ""
+        note = (
+            shared(rows, source, training_data.records[TRAIN], self.roles)
+            if isinstance(training_data, ExampleDataset)
+            else ""
+        )
         notes = (*unknown, *([note] if note else []))
         records = replace(records, splits={OTHER: rows})
         dataset = self._dataset(recipe, records, vocabulary, self.reader(recipe, vocabulary), notes)
-        if isinstance(own, ExampleDataset):
-            dataset.fitted_on, dataset.fitted_examples = own.fitted_on, own.fitted_examples
+        if isinstance(training_data, ExampleDataset):
+            dataset.fitted_on, dataset.fitted_examples = training_data.fitted_on, training_data.fitted_examples
         return dataset
 
     def _rows_with_known_labels(
@@ -233,9 +237,9 @@ class Truncation:
         lengths = shortened((len(first), len(second)), self.limits[role])
         return first[: lengths[0]], second[: lengths[1]]
 
-    def framed(self, found: Framed) -> Framed:
-        """Return a copy of ``found`` with only the token types that the model reads."""
-        return found._replace(types=self._types_read(found.types))
+    def framed(self, framed_text: Framed) -> Framed:
+        """Return a copy of ``framed_text`` with only the token types that the model reads."""
+        return framed_text._replace(types=self._types_read(framed_text.types))
 
     def _count(self, length: int, role: str) -> None:
         if length > self.limits[role]:

@@ -174,8 +174,8 @@ class SignalReader(InputReader):
         if batch.targets.is_floating_point():
             targets = mixed.share * batch.targets + (1 - mixed.share) * batch.targets[mixed.partner]
             return replace(batch, targets=targets)
-        others = {PARTNERS: batch.targets[mixed.partner], SHARE: mixed.share}
-        return replace(batch, extras={**batch.extras, **others})
+        partners = {PARTNERS: batch.targets[mixed.partner], SHARE: mixed.share}
+        return replace(batch, extras={**batch.extras, **partners})
 
     def notes(self, examples: int) -> list[str]:
         return self.processor.notes()
@@ -222,11 +222,11 @@ class TextReader(InputReader, Truncation):
         self.num_tokens = self.num_unknown = 0
 
     def notes(self, examples: int) -> list[str]:
-        found = Truncation.notes(self, examples)
+        notes = Truncation.notes(self, examples)
         if self.num_tokens and 2 * self.num_unknown >= self.num_tokens:
             share = 100 * self.num_unknown / self.num_tokens
-            found.append(f"{share:.0f} % of the tokens of the texts are unknown to the run's tokenizer")
-        return found
+            notes.append(f"{share:.0f} % of the tokens of the texts are unknown to the run's tokenizer")
+        return notes
 
     def shown(self, row: Mapping[str, Any]) -> str:
         return told(row)
@@ -252,21 +252,21 @@ class TextReader(InputReader, Truncation):
         length = sum(map(len, tokens))
         self.num_tokens += length
         if self.tokenizer.unknown_id is not None:
-            self.num_unknown += sum(found.count(self.tokenizer.unknown_id) for found in tokens)
-        read = [self.framed(found) for found in self._framed(tokens)]
+            self.num_unknown += sum(framed.count(self.tokenizer.unknown_id) for framed in tokens)
+        read = [self.framed(framed) for framed in self._framed(tokens)]
         ids, types = (
             np.concatenate([np.array(part, np.int64) for part in side])
-            for side in zip(*((found.ids, found.types) for found in read), strict=True)
+            for side in zip(*((framed.ids, framed.types) for framed in read), strict=True)
         )
-        text = EncodedText(ids, types, np.array([len(found.ids) for found in read]))
+        text = EncodedText(ids, types, np.array([len(framed.ids) for framed in read]))
         return EncodedRow(text, truth, bag=None if self.wide is None else bag_of(self.wide, texts)), length
 
     def _framed(self, tokens: Sequence[list[int]]) -> list[Framed]:
         if len(tokens) > 1:
             return [self.tokenizer.pair_frame.around(*self.together(tokens[0], tokens[1], "pair"))]
-        kept = self(tokens[0], "text").tolist()
-        starts = range(0, max(1, len(kept) - self.room + self._stride), self._stride)
-        return [self.tokenizer.frame.around(kept[start : start + self.room]) for start in starts]
+        ids = self(tokens[0], "text").tolist()
+        starts = range(0, max(1, len(ids) - self.room + self._stride), self._stride)
+        return [self.tokenizer.frame.around(ids[start : start + self.room]) for start in starts]
 
     def signal(self, rows: Sequence[EncodedRow]) -> tuple[Signal, Tensor | None]:
         texts: list[EncodedText] = [row.value for row in rows]

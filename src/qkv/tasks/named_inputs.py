@@ -52,8 +52,8 @@ class InputsEncoder(Truncation):
         spans = {name: self.span(name, value) for name, value in values.items()}
         left = self.room - sum(map(len, spans.values()))
         if left < 0:
-            said = " and ".join(f"{len(span)} of {name}" for name, span in spans.items())
-            raise UserError(f"a row has {said}, more positions than the {self.room} that the model can read")
+            counts = " and ".join(f"{len(span)} of {name}" for name, span in spans.items())
+            raise UserError(f"a row has {counts}, more positions than the {self.room} that the model can read")
         pieces = list(self._pieces(text_in(row, self.text) if self.text else "", spans))
         length = sum(len(piece) for name, piece in pieces if not name)
         if self.text:
@@ -61,9 +61,9 @@ class InputsEncoder(Truncation):
             self._count(length, self.text)
         ids = list[int]()
         for name, piece in pieces:
-            kept = piece if name else piece[:left]
-            ids += kept
-            left -= 0 if name else len(kept)
+            piece_ids = piece if name else piece[:left]
+            ids += piece_ids
+            left -= 0 if name else len(piece_ids)
         return EncodedInputs(np.array(ids, np.int64), tuple(values.values())), length
 
     def span(self, name: str, value: Any) -> list[int]:
@@ -99,16 +99,16 @@ class InputsEncoder(Truncation):
 
     def shown(self, row: Mapping[str, Any]) -> str:
         """Format the inputs of a row as a short text for tables."""
-        known = {name: processor.shown(row[name]) for name, processor in self.processors.items()}
-        return " | ".join([*known.values(), *([str(row[self.text])] if self.text else [])])
+        texts = {name: processor.shown(row[name]) for name, processor in self.processors.items()}
+        return " | ".join([*texts.values(), *([str(row[self.text])] if self.text else [])])
 
     def notes(self, examples: int) -> list[str]:
-        found = [note for processor in self.processors.values() for note in processor.notes()]
+        notes = [note for processor in self.processors.values() for note in processor.notes()]
         text = self.text
         if text and self.counts[text]:
             some = f"{self.counts[text]:,} of {examples:,} examples were truncated"
-            found.append(f"{some}: their {text} and other inputs do not fit")
-        return found
+            notes.append(f"{some}: their {text} and other inputs do not fit")
+        return notes
 
 
 def reader_of(recipe: Recipe, vocabulary: Vocabulary) -> InputReader:

@@ -165,11 +165,11 @@ class Task(ABC):
         ``vocabulary``: vocabulary of an existing run; None: build it from the training split.
         """
 
-    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
+    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, training_data: Dataset | None) -> Dataset:
         """Read the whole file ``source`` as the split ``OTHER``, to evaluate a trained model on it.
 
-        Baselines are fitted on ``own``, the run's own data, if it is available. Raises ``UserError`` if the task
-        reads no files.
+        Baselines are fitted on ``training_data``, the run's own data, if it is available. Raises ``UserError`` if the
+        task reads no files.
         """
         raise UserError(f"the task {self.spec.kind!r} generates its own data and reads no file; omit --data")
 

@@ -56,9 +56,9 @@ class FeatureTable(NamedTuple):
     def placed(self, fitted: Fitted, features: int) -> np.ndarray:
         """Return the weight table (features, C) of a wide path from a fit to x; features that x leaves out get 0."""
         factors = np.ones(len(fitted.weights)) if self.factors is None else self.factors
-        found = np.zeros((features, fitted.weights.shape[1]))
-        found[slice(None) if self.used is None else self.used] = fitted.weights * factors[:, None]
-        return found
+        table = np.zeros((features, fitted.weights.shape[1]))
+        table[slice(None) if self.used is None else self.used] = fitted.weights * factors[:, None]
+        return table
 
 
 _T = TypeVar("_T")
@@ -71,10 +71,10 @@ def once(dataset: Dataset, key: Hashable, make: Callable[[], _T]) -> _T:
 
     The result is freed together with the data set.
     """
-    found = _MADE.setdefault(dataset, {})
-    if key not in found:
-        found[key] = make()
-    return found[key]
+    results = _MADE.setdefault(dataset, {})
+    if key not in results:
+        results[key] = make()
+    return results[key]
 
 
 def features_of(dataset: ExampleDataset, split: str, also: str | None = None) -> FeatureTable | None:
@@ -83,10 +83,10 @@ def features_of(dataset: ExampleDataset, split: str, also: str | None = None) ->
     Return None if the run's processor has no simple features. ``also``: name of a split whose rows are added to the
     training rows.
     """
-    known = once(dataset, ("features", also), lambda: _known(dataset, also))  # the same rows for all splits
-    if known is None:
+    split_rows = once(dataset, ("features", also), lambda: _known(dataset, also))  # the same rows for all splits
+    if split_rows is None:
         return None
-    table, transform = known
+    table, transform = split_rows
     return table._replace(unseen=transform(list(dataset.examples[split])))
 
 
@@ -101,11 +101,11 @@ def _known(dataset: ExampleDataset, also: str | None) -> tuple[FeatureTable, _Tr
     reader = _Features(dataset)
     rows = [*(dataset.fitted_examples or ()), *(dataset.examples[also] if also else ())]
     most = min(len(rows), reader.most_rows)
-    kept = np.unique(np.linspace(0, len(rows) - 1, most).round().astype(int))
-    some = [rows[i] for i in kept]
+    indices = np.unique(np.linspace(0, len(rows) - 1, most).round().astype(int))
+    some = [rows[i] for i in indices]
     if not rows or any(reader.simple(example) is None for example in some[:1]):
         return None
-    return reader.of_bags(kept, some) if reader.part.counts else reader.standardised(kept, some)
+    return reader.of_bags(indices, some) if reader.part.counts else reader.standardised(indices, some)
 
 
 class _Features:
@@ -144,18 +144,18 @@ class _Features:
         """Return the bag of an example: dense features first, then counted features."""
         return example.fields.bag if self.known else self.processor.bag(example.fields.value, self.part)
 
-    def standardised(self, kept: np.ndarray, some: Sequence[Example]) -> tuple[FeatureTable, _Transform]:
+    def standardised(self, indices: np.ndarray, some: Sequence[Example]) -> tuple[FeatureTable, _Transform]:
         """Standardise dense features to (features - mean) / deviation; return (table, function for other rows)."""
         x = np.array([self.simple(example) for example in some], np.float64)
         mean, deviation = _moments(x)
 
         def transform(rows: Sequence[Example]) -> np.ndarray:
-            found = np.array([self.simple(example) for example in rows], np.float64)
-            return (found.reshape(len(rows), len(mean)) - mean) / deviation
+            dense = np.array([self.simple(example) for example in rows], np.float64)
+            return (dense.reshape(len(rows), len(mean)) - mean) / deviation
 
-        return FeatureTable(self.name, kept, (x - mean) / deviation, x[:0], mean, deviation), transform
+        return FeatureTable(self.name, indices, (x - mean) / deviation, x[:0], mean, deviation), transform
 
-    def of_bags(self, kept: np.ndarray, some: Sequence[Example]) -> tuple[FeatureTable, _Transform]:
+    def of_bags(self, indices: np.ndarray, some: Sequence[Example]) -> tuple[FeatureTable, _Transform]:
         """Scale bags; return (table, function for other rows).
 
         The D dense features are standardised and divided by √D. Counted features become ln(1 + count), divided by one
@@ -181,7 +181,7 @@ class _Features:
         used = np.concatenate((np.arange(first), ids))
         factors = np.concatenate((np.full(first, 1 / root), np.full(len(ids), 1 / scale)))
         x, select = weighted(bags), self.select
-        table = FeatureTable(self.name, kept, x, x[:0], mean, deviation, select, used, factors)
+        table = FeatureTable(self.name, indices, x, x[:0], mean, deviation, select, used, factors)
         return table, lambda rows: weighted([self.bag(example) for example in rows])
 
 
@@ -190,13 +190,15 @@ def counted(bags: Sequence[Bag], ids: np.ndarray) -> Any:
     from scipy.sparse import csr_matrix
 
     columns = [np.searchsorted(ids, bag.ids) for bag in bags]
-    kept = [
+    masks = [
         ids[np.minimum(column, len(ids) - 1)] == bag.ids if len(ids) else bag.ids < 0
         for column, bag in zip(columns, bags, strict=True)
     ]
-    data = np.concatenate([np.zeros(0), *(bag.counts[own] for bag, own in zip(bags, kept, strict=True))])
-    indices = np.concatenate([np.zeros(0, np.int64), *(column[own] for column, own in zip(columns, kept, strict=True))])
-    ends = np.cumsum([0, *(own.sum() for own in kept)])
+    data = np.concatenate([np.zeros(0), *(bag.counts[mask] for bag, mask in zip(bags, masks, strict=True))])
+    indices = np.concatenate(
+        [np.zeros(0, np.int64), *(column[mask] for column, mask in zip(columns, masks, strict=True))]
+    )
+    ends = np.cumsum([0, *(mask.sum() for mask in masks)])
     return csr_matrix((data, indices, ends), shape=(len(bags), len(ids)))
 
 
@@ -215,46 +217,46 @@ def feature_accuracy(
     Return an empty dict without features or scikit-learn. labels: labels of the training rows; truth: labels of
     ``split``.
     """
-    found, names = features_of(dataset, split), sorted(set(labels))
-    if found is None or len(names) < 2:
+    table, names = features_of(dataset, split), sorted(set(labels))
+    if table is None or len(names) < 2:
         return {}
     try:
-        fitted = once(dataset, tuple(labels), lambda: _of_labels(found, labels))  # one fit for all splits
-        answers = fitted(found.unseen).argmax(1)
+        fitted = once(dataset, tuple(labels), lambda: _of_labels(table, labels))  # one fit for all splits
+        answers = fitted(table.unseen).argmax(1)
     except (UserError, ValueError):  # scikit-learn is missing, or the kept rows have one label
         return {}
     right = sum(names[i] == label for i, label in zip(answers.tolist(), truth, strict=True))
-    return {f"accuracy_of_{found.name}": 100 * right / max(1, len(truth))}
+    return {f"accuracy_of_{table.name}": 100 * right / max(1, len(truth))}
 
 
 def feature_rmse(
     dataset: ExampleDataset, split: str, values: Sequence[float], truth: Sequence[float]
 ) -> dict[str, float]:
     """Compute the RMSE of ridge regression on simple features; empty without features or scikit-learn."""
-    found = features_of(dataset, split)
-    if found is None:
+    table = features_of(dataset, split)
+    if table is None:
         return {}
     try:
-        answers = once(dataset, tuple(values), lambda: _of_values(found, values))(found.unseen)[:, 0]
+        answers = once(dataset, tuple(values), lambda: _of_values(table, values))(table.unseen)[:, 0]
     except (UserError, ValueError):  # scikit-learn is missing, or a value is not finite
         return {}
-    return {f"rmse_of_{found.name}": float(np.sqrt(np.mean(np.square(answers - np.array(truth, np.float64)))))}
+    return {f"rmse_of_{table.name}": float(np.sqrt(np.mean(np.square(answers - np.array(truth, np.float64)))))}
 
 
-def _of_labels(found: FeatureTable, labels: Sequence[str]) -> Fitted:
+def _of_labels(table: FeatureTable, labels: Sequence[str]) -> Fitted:
     """Fit logistic regression to the training rows; class i is the i-th of the sorted labels."""
     place = {name: i for i, name in enumerate(sorted(set(labels)))}
-    ids = np.array([place[labels[int(i)]] for i in found.kept])
-    if isinstance(found.select, Crossed):
-        return found.select(label_solver(len(place)), found.x, ids, found.x[:0], ids[:0])
-    return plain_labels(found.x, ids, len(place))
+    ids = np.array([place[labels[int(i)]] for i in table.kept])
+    if isinstance(table.select, Crossed):
+        return table.select(label_solver(len(place)), table.x, ids, table.x[:0], ids[:0])
+    return plain_labels(table.x, ids, len(place))
 
 
-def _of_values(found: FeatureTable, values: Sequence[float]) -> Fitted:
+def _of_values(table: FeatureTable, values: Sequence[float]) -> Fitted:
     """Fit ridge regression to the values of the training rows; its outputs have the units of the values."""
-    own = np.array([values[i] for i in found.kept], np.float64)
-    if not isinstance(found.select, Crossed):
-        return plain_values(found.x, own)
-    mean, deviation = own.mean(), own.std() or 1.0
-    fitted = found.select(value_solver(), found.x, (own - mean) / deviation, found.x[:0], own[:0])
+    targets = np.array([values[i] for i in table.kept], np.float64)
+    if not isinstance(table.select, Crossed):
+        return plain_values(table.x, targets)
+    mean, deviation = targets.mean(), targets.std() or 1.0
+    fitted = table.select(value_solver(), table.x, (targets - mean) / deviation, table.x[:0], targets[:0])
     return Fitted(fitted.weights * deviation, fitted.intercept * deviation + mean)

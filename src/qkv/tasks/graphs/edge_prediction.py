@@ -93,21 +93,21 @@ class EdgeDataset(Dataset):
         return adjacency(self.pairs[TRAIN], self.nodes, directed=False)
 
     def batch(self, step: int) -> Batch:
-        draw, known = random(self._seed, step), self.pairs[TRAIN]
-        order = draw.permutation(len(known))
-        hidden = known[np.sort(order[: max(1, round(self._hidden * len(known)))])]
-        others = without_edge(self._known[TRAIN], self.nodes, self._negatives * len(hidden), draw)
-        return self._batch(self.without(hidden), hidden, others)
+        draw, pairs = random(self._seed, step), self.pairs[TRAIN]
+        order = draw.permutation(len(pairs))
+        hidden = pairs[np.sort(order[: max(1, round(self._hidden * len(pairs)))])]
+        negative = without_edge(self._known[TRAIN], self.nodes, self._negatives * len(hidden), draw)
+        return self._batch(self.without(hidden), hidden, negative)
 
     def rows(self, split: str, batches: int | None = None) -> Iterator[Batch]:
-        found, others = self.asked(self.checked(split))
-        yield self._batch(self.without(found) if split == TRAIN else self._whole, found, others)
+        pairs, negative = self.asked(self.checked(split))
+        yield self._batch(self.without(pairs) if split == TRAIN else self._whole, pairs, negative)
 
     def asked(self, split: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (pairs of a split with an edge, at most as many pairs without an edge), the same in every run."""
-        found = self.pairs[split]
-        known, draw = self._known[TRAIN] if split == TRAIN else self._every, random(0, HELD_OUT + len(found))
-        return found, without_edge(known, self.nodes, len(found), draw)
+        pairs = self.pairs[split]
+        edges, draw = self._known[TRAIN] if split == TRAIN else self._every, random(0, HELD_OUT + len(pairs))
+        return pairs, without_edge(edges, self.nodes, len(pairs), draw)
 
     def features(self, pairs: np.ndarray) -> np.ndarray:
         """Compute the features (P, F) of pairs of nodes from the training edges."""
@@ -121,20 +121,20 @@ class EdgeDataset(Dataset):
             return self.processor.signal([self.processor.rewired(self.graph, left)])
         assert self._whole.graph is not None
         left = ~np.isin(_codes(self.graph.edges.T.astype(np.int64), self.nodes), hidden)
-        kept = replace(self._whole.graph, edges=self._whole.graph.edges[:, torch.from_numpy(left)])
-        return replace(self._whole, graph=kept)
+        graph = replace(self._whole.graph, edges=self._whole.graph.edges[:, torch.from_numpy(left)])
+        return replace(self._whole, graph=graph)
 
     def signal_of(self, signal: GraphSignal, pairs: np.ndarray) -> Signal:
         """Return a copy of a signal of the graph with ``pairs`` as the pairs to predict."""
         assert signal.graph is not None
-        asked = replace(signal, graph=replace(signal.graph, pairs=torch.from_numpy(pairs.T.copy())))
+        pair_signal = replace(signal, graph=replace(signal.graph, pairs=torch.from_numpy(pairs.T.copy())))
         if not self.wide:
-            return asked
-        return with_features(asked, Signal(torch.from_numpy(self.features(pairs).astype(np.float32))))
+            return pair_signal
+        return with_features(pair_signal, Signal(torch.from_numpy(self.features(pairs).astype(np.float32))))
 
-    def _batch(self, signal: GraphSignal, found: np.ndarray, others: np.ndarray) -> Batch:
-        targets = torch.cat((torch.ones(len(found)), torch.zeros(len(others))))
-        pairs = np.concatenate((found, others))
+    def _batch(self, signal: GraphSignal, positive: np.ndarray, negative: np.ndarray) -> Batch:
+        targets = torch.cat((torch.ones(len(positive)), torch.zeros(len(negative))))
+        pairs = np.concatenate((positive, negative))
         return Batch.of(self.signal_of(signal, pairs), targets, None, len(targets), pairs=pairs)
 
     def digest(self) -> str:
@@ -154,10 +154,10 @@ def _parts(pairs: np.ndarray, shares: dict[str, float], name: str) -> dict[str, 
     least = 2 * (len(shares) + 1)
     if len(pairs) < least:
         raise UserError(f"data.source: {name!r} has {len(pairs)} edges, and at least {least} are needed")
-    found = parts_of(pairs, shares, TRAIN)
-    if not len(found[TRAIN]):
+    parts = parts_of(pairs, shares, TRAIN)
+    if not len(parts[TRAIN]):
         raise UserError("data.validation_fraction, task.test_fraction: no edge is left to train on; lower them")
-    return found
+    return parts
 
 
 @implements(EdgePrediction)
@@ -173,17 +173,17 @@ class EdgePredictionTask(JoinedTask):
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> Dataset:
         if recipe.data.validation or recipe.data.test:
             raise UserError("held-out edges are taken from the graph itself; leave data.validation and data.test out")
-        table, given = open_graph(recipe.data), cast("Graphs", recipe.data.processor)
-        if given.distances:
+        table, processor = open_graph(recipe.data), cast("Graphs", recipe.data.processor)
+        if processor.distances:
             sentence = "lengths of shortest paths reveal the hidden edges; leave them out"
             raise SpecError([Problem(("data", "processor", "distances"), sentence)])
         try:
-            vocabulary = vocabulary or Vocabulary(processors={INPUT: build_processor(given).fitted([table.graph])})
+            vocabulary = vocabulary or Vocabulary(processors={INPUT: build_processor(processor).fitted([table.graph])})
         except Unusable as error:
             raise UserError(f"data.source: {table.name}: {error}") from None
         return EdgeDataset(recipe, table, vocabulary, _processor(vocabulary))
 
-    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
+    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, training_data: Dataset | None) -> Dataset:
         """Open another graph; the edges that a run on it would hold out are hidden and predicted."""
         table = open_graph(recipe.data.changed(source=source))
         return EdgeDataset(recipe, table, vocabulary, _processor(vocabulary), other=True)
@@ -198,9 +198,9 @@ class EdgePredictionTask(JoinedTask):
         """Return the loss of a batch; outcomes: (target, logit) of its pairs."""
         return self.observed(model, self.asked(model, batch)[0], batch)
 
-    def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
-        outcomes = list(zip(batch.targets.tolist(), at_least_single(found[:, 0]).tolist(), strict=True))
-        return Observed(model.head.loss(found, batch.targets), batch.num_targets, outcomes)
+    def observed(self, model: Transformer, outputs: Tensor, batch: Batch) -> Observed:
+        outcomes = list(zip(batch.targets.tolist(), at_least_single(outputs[:, 0]).tolist(), strict=True))
+        return Observed(model.head.loss(outputs, batch.targets), batch.num_targets, outcomes)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         targets, scores = np.array(seen.outcomes, np.float64).reshape(-1, 2).T
@@ -248,8 +248,8 @@ class EdgePredictionTask(JoinedTask):
             return self.outputs(model, signal)[:, 0].double().sigmoid().tolist()
 
     def targets(self, dataset: EdgeDataset, split: str) -> np.ndarray:
-        found, others = dataset.asked(split)
-        return np.concatenate((np.ones((len(found), 1)), np.zeros((len(others), 1))))
+        positive, negative = dataset.asked(split)
+        return np.concatenate((np.ones((len(positive), 1)), np.zeros((len(negative), 1))))
 
     def simple(self, vocabulary: Vocabulary) -> str:
         return "features_of_pairs"

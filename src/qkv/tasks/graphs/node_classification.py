@@ -83,32 +83,32 @@ class NodeDataset(Dataset):
 
     def batch(self, step: int) -> Batch:
         if self.fanouts:
-            known = self.table.splits[TRAIN]
-            epoch, part = divmod(step, -(-len(known) // self._batch_size))
-            asked = random(self._seed, epoch).permutation(known)[part * self._batch_size :][: self._batch_size]
+            nodes = self.table.splits[TRAIN]
+            epoch, part = divmod(step, -(-len(nodes) // self._batch_size))
+            batch_nodes = random(self._seed, epoch).permutation(nodes)[part * self._batch_size :][: self._batch_size]
             draw = random(self._seed, HELD_OUT + step)
-            return self._sampled(asked, self._neighbourhoods.around(asked, self.fanouts, draw))
+            return self._sampled(batch_nodes, self._neighbourhoods.around(batch_nodes, self.fanouts, draw))
         epoch, part = divmod(step, self.parts)
         return self._batch(TRAIN, self._nodes(TRAIN, epoch)[part])
 
-    def around(self, asked: np.ndarray) -> Iterator[tuple[GraphSignal, np.ndarray, np.ndarray]]:
-        """Yield the signals from which the model predicts the nodes ``asked``.
+    def around(self, nodes: np.ndarray) -> Iterator[tuple[GraphSignal, np.ndarray, np.ndarray]]:
+        """Yield the signals from which the model predicts ``nodes``.
 
-        Yields (signal, positions of predicted nodes in the signal, their positions in ``asked``). The signal is the
+        Yields (signal, positions of predicted nodes in the signal, their positions in ``nodes``). The signal is the
         whole graph or, with ``task.fanouts``, a chunk of nodes with all their neighbours. Chunks have a bounded size,
         unless the neighbourhood of a single node exceeds it.
         """
         if not self.fanouts:
-            yield self._whole or self.processor.signal([self.graph]), asked, np.arange(len(asked))
+            yield self._whole or self.processor.signal([self.graph]), nodes, np.arange(len(nodes))
             return
-        left = [np.arange(len(asked))[begin : begin + _CHUNK] for begin in range(0, len(asked), _CHUNK)][::-1]
+        left = [np.arange(len(nodes))[begin : begin + _CHUNK] for begin in range(0, len(nodes), _CHUNK)][::-1]
         while left:
             places = left.pop()
-            sample = self._neighbourhoods.around(asked[places], self.fanouts)
+            sample = self._neighbourhoods.around(nodes[places], self.fanouts)
             if len(sample.nodes) > _MOST_NODES and len(places) > 1:
                 left += np.array_split(places, 2)[::-1]
             else:
-                yield self._signal(sample), np.searchsorted(sample.nodes, asked[places]), places
+                yield self._signal(sample), np.searchsorted(sample.nodes, nodes[places]), places
 
     def _signal(self, sample: Sample) -> GraphSignal:
         part = replace(self.graph.part(sample.nodes), edges=sample.edges)
@@ -117,17 +117,17 @@ class NodeDataset(Dataset):
         facts = (near.into[sample.nodes], near.out[sample.nodes], sample.factors)
         return replace(signal, graph=replace(signal.graph, sampled=SampledEdges(*map(torch.from_numpy, facts))))
 
-    def _sampled(self, asked: np.ndarray, sample: Sample) -> Batch:
+    def _sampled(self, nodes: np.ndarray, sample: Sample) -> Batch:
         targets = np.full(len(sample.nodes), IGNORED)
-        targets[np.searchsorted(sample.nodes, asked)] = self.classes[asked]
+        targets[np.searchsorted(sample.nodes, nodes)] = self.classes[nodes]
         return Batch.of(self._signal(sample), torch.from_numpy(targets)[None], nodes=sample.nodes)
 
     def rows(self, split: str, batches: int | None = None) -> Iterator[Batch]:
         if self.fanouts:
-            asked = self.table.splits[self.checked(split)]
-            for signal, inside, places in islice(self.around(asked), batches):
+            targeted = self.table.splits[self.checked(split)]
+            for signal, inside, places in islice(self.around(targeted), batches):
                 targets = torch.full(signal.values.shape[:2], IGNORED)
-                targets[0, torch.from_numpy(inside)] = torch.from_numpy(self.classes[asked[places]])
+                targets[0, torch.from_numpy(inside)] = torch.from_numpy(self.classes[targeted[places]])
                 yield Batch.of(signal, targets)
             return
         for nodes in self._nodes(self.checked(split), HELD_OUT)[:batches]:
@@ -139,15 +139,15 @@ class NodeDataset(Dataset):
         """Return the nodes of each part, sorted; nodes with a target are spread evenly over the parts."""
         if self.parts == 1:
             return [np.arange(len(self.graph))]
-        generator, asked = random(self._seed, key), self.table.splits[split]
-        others = np.setdiff1d(np.arange(len(self.graph)), asked)
-        shares = [np.array_split(generator.permutation(some), self.parts) for some in (asked, others)]
+        generator, nodes = random(self._seed, key), self.table.splits[split]
+        untargeted = np.setdiff1d(np.arange(len(self.graph)), nodes)
+        shares = [np.array_split(generator.permutation(some), self.parts) for some in (nodes, untargeted)]
         return [np.sort(np.concatenate(pair)) for pair in zip(*shares, strict=True)]
 
     def _batch(self, split: str, nodes: np.ndarray) -> Batch:
         targets = np.full(len(self.graph), IGNORED)
-        asked = self.table.splits[split]
-        targets[asked] = self.classes[asked]
+        targeted = self.table.splits[split]
+        targets[targeted] = self.classes[targeted]
         signal = self._whole or self.processor.signal([self.graph.part(nodes)])
         return Batch.of(signal, torch.from_numpy(targets[nodes])[None], nodes=nodes)
 
@@ -174,12 +174,12 @@ class NodeClassificationTask(JoinedTask):
         vocabulary = vocabulary or _vocabulary(recipe, table)
         return NodeDataset(recipe, table, vocabulary, _processor(vocabulary))
 
-    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
+    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, training_data: Dataset | None) -> Dataset:
         table = open_nodes(recipe.data.changed(source=source), self.spec.fold)
-        known = np.array([label in vocabulary.classes for label in table.labels])
-        if not known.any():
+        readable = np.array([label in vocabulary.classes for label in table.labels])
+        if not readable.any():
             raise UserError(f"no node of {source} has a label of the run: {', '.join(vocabulary.labels[:5])}")
-        table = replace(table, splits={OTHER: np.flatnonzero(known)})
+        table = replace(table, splits={OTHER: np.flatnonzero(readable)})
         return NodeDataset(recipe, table, vocabulary, _processor(vocabulary))
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
@@ -190,10 +190,10 @@ class NodeClassificationTask(JoinedTask):
 
     def _consistent(self, consistency: Consistency, model: Transformer, batch: Batch) -> Tensor:
         """Return the mean loss of several passes with different dropout plus a consistency loss; see the spec."""
-        asked = batch.targets != IGNORED
+        mask = batch.targets != IGNORED
         passes = [model(batch.input)[0] for _ in range(consistency.samples)]
-        targets, smoothing = batch.targets[asked][None], self.spec.label_smoothing
-        losses = [model.head.loss(logits[asked][None], targets, smoothing) for logits in passes]
+        targets, smoothing = batch.targets[mask][None], self.spec.label_smoothing
+        losses = [model.head.loss(logits[mask][None], targets, smoothing) for logits in passes]
         chances = torch.stack([logits.softmax(-1) for logits in passes])
         with torch.no_grad():
             # In log space: with a low temperature, powers of the probabilities would all underflow to 0.
@@ -202,17 +202,17 @@ class NodeClassificationTask(JoinedTask):
         return torch.stack(losses).mean() + consistency.weight * batch.num_targets * apart
 
     def asked(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
-        logits, asked = self.outputs(model, batch.input, tap), batch.targets != IGNORED
-        return logits[asked], batch.targets[asked]
+        logits, mask = self.outputs(model, batch.input, tap), batch.targets != IGNORED
+        return logits[mask], batch.targets[mask]
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         """Return the loss of a batch; outcomes: (true, predicted) classes of its nodes."""
         return self.observed(model, self.asked(model, batch)[0], batch)
 
-    def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
+    def observed(self, model: Transformer, outputs: Tensor, batch: Batch) -> Observed:
         targets = batch.targets[batch.targets != IGNORED]
-        pairs = list(zip(targets.tolist(), found.argmax(-1).tolist(), strict=True))
-        return Observed(model.head.loss(found[None], targets[None]), len(pairs), pairs)
+        pairs = list(zip(targets.tolist(), outputs.argmax(-1).tolist(), strict=True))
+        return Observed(model.head.loss(outputs[None], targets[None]), len(pairs), pairs)
 
     def _chances(self, model: Any, dataset: NodeDataset, nodes: np.ndarray) -> Tensor:
         """Compute the class probabilities (nodes, C) of ``nodes``."""
@@ -244,14 +244,14 @@ class NodeClassificationTask(JoinedTask):
         """Compute the accuracies, in %, of the most frequent training label and of logistic regression on columns."""
         if TRAIN not in dataset.table.splits:
             return {}
-        truth, known = self.targets(dataset, split), self.targets(dataset, TRAIN)
-        usual = Counter(known.tolist()).most_common(1)[0][0]
-        found = {"accuracy_of_most_frequent_label": 100 * float((truth == usual).mean())}
-        if len(set(known.tolist())) < 2:
-            return found
+        truth, classes = self.targets(dataset, split), self.targets(dataset, TRAIN)
+        usual = Counter(classes.tolist()).most_common(1)[0][0]
+        accuracies = {"accuracy_of_most_frequent_label": 100 * float((truth == usual).mean())}
+        if len(set(classes.tolist())) < 2:
+            return accuracies
         table = self.simple_features(dataset, split)
-        best = plain_labels(table.x, known, len(dataset.vocabulary.labels))(table.unseen).argmax(1)
-        return {**found, f"accuracy_of_{table.name}": 100 * float((best == truth).mean())}
+        best = plain_labels(table.x, classes, len(dataset.vocabulary.labels))(table.unseen).argmax(1)
+        return {**accuracies, f"accuracy_of_{table.name}": 100 * float((best == truth).mean())}
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         return {"loss": seen.loss / max(1, seen.count), **agreement(seen.outcomes)}
@@ -271,8 +271,8 @@ class NodeClassificationTask(JoinedTask):
         best = self._chances(model, dataset, nodes).argmax(1)
         table, labels = dataset.table, dataset.vocabulary.labels
         return "\n".join(
-            f"{table.names[node]}: {labels[found]} (truth: {table.labels[node]})"
-            for node, found in zip(nodes.tolist(), best.tolist(), strict=True)
+            f"{table.names[node]}: {labels[label]} (truth: {table.labels[node]})"
+            for node, label in zip(nodes.tolist(), best.tolist(), strict=True)
         )
 
     def predict(
@@ -282,15 +282,17 @@ class NodeClassificationTask(JoinedTask):
         dataset = self.open(recipe, vocabulary)
         assert isinstance(dataset, NodeDataset)
         place = {name: i for i, name in enumerate(dataset.table.names)}
-        found, names = [], [str(row["node"]).strip() for row in rows]
+        answers, names = [], [str(row["node"]).strip() for row in rows]
         unknown = next((name for name in names if name not in place), None)
         if unknown is not None:
             raise UserError(f"{dataset.name} has no node {unknown!r}; {nearest(unknown, list(place)[:10_000])}")
         for each in self._chances(model, dataset, np.array([place[name] for name in names], np.int64)).tolist():
             best = max(range(len(each)), key=each.__getitem__)
             probabilities = dict(zip(vocabulary.labels, each, strict=True))
-            found.append({"answer": vocabulary.labels[best], "probability": each[best], "probabilities": probabilities})
-        return found
+            answers.append(
+                {"answer": vocabulary.labels[best], "probability": each[best], "probabilities": probabilities}
+            )
+        return answers
 
 
 def _vocabulary(recipe: Recipe, table: NodeTable) -> Vocabulary:
@@ -298,10 +300,10 @@ def _vocabulary(recipe: Recipe, table: NodeTable) -> Vocabulary:
     labels = tuple(sorted({label for label in table.labels if label is not None}))
     if len(labels) < 2:
         raise UserError(f"data.source: the nodes of {table.name!r} have {len(labels)} label; give at least two")
-    given = recipe.data.processor
-    assert given is not None
+    processor = recipe.data.processor
+    assert processor is not None
     try:
-        fitted = build_processor(given).fitted([table.graph])
+        fitted = build_processor(processor).fitted([table.graph])
     except Unusable as error:
         raise UserError(f"data.source: {table.name}: {error}") from None
     return Vocabulary(labels=labels, processors={INPUT: fitted})
@@ -313,9 +315,9 @@ def _processor(vocabulary: Vocabulary) -> GraphsProcessor:
 
 def _of_nodes(model: Any, dataset: NodeDataset, nodes: np.ndarray, call: Callable[[GraphSignal], Tensor]) -> Tensor:
     """Compute values (nodes, …) of ``nodes``; ``call`` runs the model: values (N, …) of the N nodes of a signal."""
-    found: list[tuple[np.ndarray, Tensor]] = []
+    pieces: list[tuple[np.ndarray, Tensor]] = []
     with torch.inference_mode(), evaluating(model):
         for signal, inside, places in dataset.around(nodes):
-            found.append((places, call(signal.to(model.device)).cpu()[torch.from_numpy(inside)]))
-    order = np.argsort(np.concatenate([places for places, _ in found]))
-    return torch.cat([values for _, values in found])[torch.from_numpy(order)].clone()
+            pieces.append((places, call(signal.to(model.device)).cpu()[torch.from_numpy(inside)]))
+    order = np.argsort(np.concatenate([places for places, _ in pieces]))
+    return torch.cat([values for _, values in pieces])[torch.from_numpy(order)].clone()

@@ -93,20 +93,20 @@ class ClassificationTask(PooledTask):
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         logits = self.row_outputs(model, batch, tap)
-        own, others = batch.targets, batch.extras.get(PARTNERS)
-        loss = label_loss(model.head, logits, own, self.spec.label_smoothing, self.weights)
-        if others is None:
+        targets, partner_targets = batch.targets, batch.extras.get(PARTNERS)
+        loss = label_loss(model.head, logits, targets, self.spec.label_smoothing, self.weights)
+        if partner_targets is None:
             return loss
         share = batch.extras[SHARE]
-        mixed = label_loss(model.head, logits, others, self.spec.label_smoothing, self.weights)
+        mixed = label_loss(model.head, logits, partner_targets, self.spec.label_smoothing, self.weights)
         return share * loss + (1 - share) * mixed
 
     def class_logits(self, model: Transformer, batch: Batch) -> Tensor:
         return self.row_outputs(model, batch)
 
-    def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
-        pairs = list(zip(batch.targets.tolist(), found.argmax(-1).tolist(), strict=True))
-        return Observed(model.head.loss(found, batch.targets), batch.num_targets, pairs)
+    def observed(self, model: Transformer, logits: Tensor, batch: Batch) -> Observed:
+        pairs = list(zip(batch.targets.tolist(), logits.argmax(-1).tolist(), strict=True))
+        return Observed(model.head.loss(logits, batch.targets), batch.num_targets, pairs)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         return {"loss": seen.loss / max(1, seen.count), **agreement(seen.outcomes)}
@@ -134,21 +134,23 @@ class ClassificationTask(PooledTask):
         """
         if not dataset.fitted_on:
             return {}
-        known, rows = dataset.fitted_on, dataset.records[split]
-        labels, truth = ([row["label"] for row in some] for some in (known, rows))
+        train_rows, rows = dataset.fitted_on, dataset.records[split]
+        labels, truth = ([row["label"] for row in some] for some in (train_rows, rows))
         usual = Counter(labels).most_common(1)[0][0]
-        found = {"accuracy_of_most_frequent_label": 100 * truth.count(usual) / max(1, len(truth))}
+        accuracies = {"accuracy_of_most_frequent_label": 100 * truth.count(usual) / max(1, len(truth))}
         if self.processor is not None:
-            return found | feature_accuracy(dataset, split, labels, truth)
-        texts, others = self.texts(known), self.texts(rows)
-        linear = None if texts is None or others is None else ngram_accuracy(texts, labels, others, truth)
-        return found if linear is None else {**found, "accuracy_of_ngrams": linear}
+            return accuracies | feature_accuracy(dataset, split, labels, truth)
+        texts, texts_of_split = self.texts(train_rows), self.texts(rows)
+        linear = (
+            None if texts is None or texts_of_split is None else ngram_accuracy(texts, labels, texts_of_split, truth)
+        )
+        return accuracies if linear is None else {**accuracies, "accuracy_of_ngrams": linear}
 
     def _mistakes(self, model: Any, dataset: ExampleDataset, split: str, recipe: Recipe) -> list[dict[str, Any]]:
         """Build the section of the most confident mistakes, as pictures if inputs have any; empty without mistakes."""
         answered = self.answered(model, dataset, split, recipe)
         wrong = ((row, answer) for row, answer in answered if answer["answer"] != row["label"])
-        worst = heapq.nlargest(_SHOWN, wrong, key=lambda found: found[1]["probability"])
+        worst = heapq.nlargest(_SHOWN, wrong, key=lambda pair: pair[1]["probability"])
         reader, title = self.reader(recipe, dataset.vocabulary), "Most confident mistakes"
         if drawn := self.pictures(title, worst, reader):
             return drawn
@@ -160,9 +162,9 @@ class ClassificationTask(PooledTask):
         return f"{answer['answer']} ({answer['probability']:.2f}; truth: {row['label']})"
 
     def answers(self, outputs: Tensor, vocabulary: Vocabulary, recipe: Recipe) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        answers: list[dict[str, Any]] = []
         probabilities = (outputs.double() / self.temperature).softmax(-1)
         for chances, best in zip(probabilities.tolist(), probabilities.argmax(-1).tolist(), strict=True):
             each = dict(zip(vocabulary.labels, chances, strict=True))
-            found.append({"answer": vocabulary.labels[best], "probability": chances[best], "probabilities": each})
-        return found
+            answers.append({"answer": vocabulary.labels[best], "probability": chances[best], "probabilities": each})
+        return answers

@@ -25,8 +25,8 @@ class JoinedTask(Task):
         """Run the model; return (outputs (M, C), targets) of the M rows, nodes or edges of a batch with a target."""
 
     @abstractmethod
-    def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
-        """Compute the loss of a batch with outputs ``found`` (M, C), and its data for metrics."""
+    def observed(self, model: Transformer, outputs: Tensor, batch: Batch) -> Observed:
+        """Compute the loss of a batch with ``outputs`` (M, C), and its data for metrics."""
 
     @abstractmethod
     def targets(self, dataset: Any, split: str) -> np.ndarray:

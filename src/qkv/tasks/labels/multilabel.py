@@ -80,10 +80,10 @@ class MultiLabelTask(PooledTask):
 
         return collate
 
-    def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
-        chosen = found.double().sigmoid() >= self.spec.threshold
+    def observed(self, model: Transformer, outputs: Tensor, batch: Batch) -> Observed:
+        chosen = outputs.double().sigmoid() >= self.spec.threshold
         pairs = list(zip(map(_classes, batch.targets), map(_classes, chosen), strict=True))
-        return Observed(model.head.loss(found, batch.targets), batch.num_targets, pairs)
+        return Observed(model.head.loss(outputs, batch.targets), batch.num_targets, pairs)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         return {"loss": seen.loss / max(1, seen.count), **label_set_scores(seen.outcomes)}

@@ -113,8 +113,8 @@ class PooledTask(ExampleTask, JoinedTask):
         rows = batch.extras.get(ROWS)
         if rows is None:
             return self.outputs(model, batch.input, tap)
-        found = at_least_single(self.outputs(model, batch.input, tap))
-        total = found.new_zeros(len(batch.targets), found.shape[1]).index_add(0, rows, found)
+        outputs = at_least_single(self.outputs(model, batch.input, tap))
+        total = outputs.new_zeros(len(batch.targets), outputs.shape[1]).index_add(0, rows, outputs)
         return total / torch.bincount(rows, minlength=len(total))[:, None]
 
     def asked(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
@@ -173,11 +173,11 @@ class PooledTask(ExampleTask, JoinedTask):
             yield from zip(some, self.predict(model, dataset.vocabulary, recipe, some), strict=True)
 
     def pictures(
-        self, title: str, found: Sequence[tuple[dict[str, Any], dict[str, Any]]], reader: InputReader
+        self, title: str, answers: Sequence[tuple[dict[str, Any], dict[str, Any]]], reader: InputReader
     ) -> list[dict[str, Any]]:
         """Build the report section of rows' inputs as pictures, captioned with the answers; empty without pictures."""
-        shown = [(reader.picture(row), f"{self.shown(row, answer)} {reader.shown(row)}") for row, answer in found]
-        drawn = [{"source": source, "caption": caption} for source, caption in shown if source is not None]
+        pairs = [(reader.picture(row), f"{self.shown(row, answer)} {reader.shown(row)}") for row, answer in answers]
+        drawn = [{"source": source, "caption": caption} for source, caption in pairs if source is not None]
         return [{"kind": "pictures", "title": title, "pictures": drawn}] if drawn else []
 
     def heated(self, model: Any, dataset: Dataset, split: str, recipe: Recipe) -> list[dict[str, Any]]:
@@ -185,14 +185,14 @@ class PooledTask(ExampleTask, JoinedTask):
 
         Empty if the model has no attention over positions on a grid, or if inputs have no pictures.
         """
-        reader, found = self.reader(recipe, dataset.vocabulary), self.answered(model, dataset, split, recipe, _HEATED)
-        return attention_section(model, reader, [(row, self.shown(row, answer)) for row, answer in found])
+        reader, answers = self.reader(recipe, dataset.vocabulary), self.answered(model, dataset, split, recipe, _HEATED)
+        return attention_section(model, reader, [(row, self.shown(row, answer)) for row, answer in answers])
 
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        found, notes = self.scored(model, vocabulary, recipe, rows)
-        return [answer | note for answer, note in zip(self.answers(found, vocabulary, recipe), notes, strict=True)]
+        logits, notes = self.scored(model, vocabulary, recipe, rows)
+        return [answer | note for answer, note in zip(self.answers(logits, vocabulary, recipe), notes, strict=True)]
 
     def scored(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]]
@@ -202,14 +202,14 @@ class PooledTask(ExampleTask, JoinedTask):
         Raises ``UserError`` for a row that cannot be encoded.
         """
         reader, collate = self.reader(recipe, vocabulary), self.collator(recipe, vocabulary)
-        found, notes = list[Tensor](), list[dict[str, str]]()
+        logits, notes = list[Tensor](), list[dict[str, str]]()
         for begin in range(0, len(rows), _AT_ONCE):
             read = [self._noted(reader, row) for row in rows[begin : begin + _AT_ONCE]]
             batch = collate([fields for fields, _ in read]).to(model.device)
             with torch.inference_mode(), evaluating(model):
-                found.append(at_least_single(self.row_outputs(model, batch)).cpu())
+                logits.append(at_least_single(self.row_outputs(model, batch)).cpu())
             notes += [note for _, note in read]
-        return torch.cat(found) if found else torch.empty(0, 1), notes
+        return torch.cat(logits) if logits else torch.empty(0, 1), notes
 
     def _noted(self, reader: InputReader, row: Mapping[str, Any]) -> tuple[EncodedRow, dict[str, str]]:
         """Encode a row without target: return (fields, note for its prediction). Raises ``UserError``."""

@@ -77,11 +77,11 @@ class RegressionTask(PooledTask):
 
         return collate
 
-    def observed(self, model: Transformer, found: Tensor, batch: Batch) -> Observed:
+    def observed(self, model: Transformer, outputs: Tensor, batch: Batch) -> Observed:
         mean, deviation = _units(self.spec)
-        values = at_least_single(found[:, 0])
+        values = at_least_single(outputs[:, 0])
         pairs = torch.stack((batch.targets.to(values), values), 1).double() * deviation + mean
-        return Observed(model.head.loss(found, batch.targets), batch.num_targets, pairs.tolist())
+        return Observed(model.head.loss(outputs, batch.targets), batch.num_targets, pairs.tolist())
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
         return {"loss": seen.loss / max(1, seen.count), **closeness(seen.outcomes, _units(self.spec)[0])}

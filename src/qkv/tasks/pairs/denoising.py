@@ -70,7 +70,7 @@ class DenoisingTask(RestorationTask):
             read_gaps(text, tokenizer, [_mask(tokenizer)]).ids if GAP.search(text) else tokenizer.encode(text)
         ), None
 
-    def repaired(self, known: None, tokens: Sequence[int], tokenizer: Tokenizer) -> str:
+    def repaired(self, source: None, tokens: Sequence[int], tokenizer: Tokenizer) -> str:
         return tokenizer.decode(tokens, skip_special=True).strip()
 
 

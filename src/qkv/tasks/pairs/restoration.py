@@ -53,10 +53,10 @@ class RestorationTask(TextTask):
         """Encode a user's corrupted text; return (source ids without end token, information for ``repaired``)."""
 
     @abstractmethod
-    def repaired(self, known: Any, tokens: Sequence[int], tokenizer: Tokenizer) -> str:
+    def repaired(self, source: Any, tokens: Sequence[int], tokenizer: Tokenizer) -> str:
         """Insert the generated ``tokens`` into the input of ``repair``; return the restored text.
 
-        ``known``: information from ``repair``.
+        ``source``: information from ``repair``.
         """
 
     def window(self, recipe: Recipe) -> int:

@@ -53,10 +53,10 @@ class SpanCorruptionTask(RestorationTask):
             )
         return gapped.ids, gapped
 
-    def repaired(self, known: Gapped, tokens: Sequence[int], tokenizer: Tokenizer) -> str:
+    def repaired(self, source: Gapped, tokens: Sequence[int], tokenizer: Tokenizer) -> str:
         marks, spaced = sentinels(tokenizer), words_carry_spaces(tokenizer)
-        spans = [tokenizer.decode(span, skip_special=True) for span in spans_of(tokens, marks, len(known.places))]
-        return filled(known, [span.strip(" ") if spaced else span for span in spans])
+        spans = [tokenizer.decode(span, skip_special=True) for span in spans_of(tokens, marks, len(source.places))]
+        return filled(source, [span.strip(" ") if spaced else span for span in spans])
 
 
 def sentinels(tokenizer: Tokenizer) -> list[int]:

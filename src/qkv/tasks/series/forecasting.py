@@ -47,35 +47,35 @@ class ForecastingTask(Task):
     predicts_tables = True
 
     def open(self, recipe: Recipe, vocabulary: Vocabulary | None = None) -> SeriesDataset:
-        known = None if vocabulary is None else _processor(vocabulary)
+        processor = None if vocabulary is None else _processor(vocabulary)
         self._check_data(recipe)
-        panel = read_panel(recipe.data, known)
+        panel = read_panel(recipe.data, processor)
         parts, notes = borders(panel, self.spec.parts), list(panel.notes)
         end = parts[TRAIN][1]
-        if known is None:
+        if processor is None:
             past = [each.values[: max(0, end - each.first)] for each in panel.series]
             period = guess_period([filled(values) for values in past], panel.step)
-            asked = recipe.data.processor
-            assert isinstance(asked, Series)
-            known = fitted(panel, asked, end, asked.period or period)
-            season = f"the season has {known.period} steps" if known.period else "there is no clear season"
+            settings = recipe.data.processor
+            assert isinstance(settings, Series)
+            processor = fitted(panel, settings, end, settings.period or period)
+            season = f"the season has {processor.period} steps" if processor.period else "there is no clear season"
             notes.append(season)
-        recipe = with_windows(recipe, known)
+        recipe = with_windows(recipe, processor)
         recipe = recipe.changed(data=recipe.data.changed(decimal=recipe.data.decimal or panel.decimal))
-        return SeriesDataset(recipe, panel, known, parts, tuple(notes))
+        return SeriesDataset(recipe, panel, processor, parts, tuple(notes))
 
-    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
-        known = _processor(vocabulary)
-        data = recipe.data.changed(source=source, columns=columns_of(known))
-        panel = read_panel(data, known, "--data")
+    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, training_data: Dataset | None) -> Dataset:
+        processor = _processor(vocabulary)
+        data = recipe.data.changed(source=source, columns=columns_of(processor))
+        panel = read_panel(data, processor, "--data")
         whole = min(each.first for each in panel.series), max(each.first + each.length for each in panel.series)
-        return SeriesDataset(recipe, panel, known, {OTHER: whole}, panel.notes)
+        return SeriesDataset(recipe, panel, processor, {OTHER: whole}, panel.notes)
 
     def _check_data(self, recipe: Recipe) -> None:
-        given = next((name for name in ("validation", "test") if getattr(recipe.data, name) is not None), None)
-        if given:
+        split = next((name for name in ("validation", "test") if getattr(recipe.data, name) is not None), None)
+        if split:
             raise UserError(
-                f"data.{given}: series are split by time, so no separate file is read; leave it out, or set task.parts"
+                f"data.{split}: series are split by time, so no separate file is read; leave it out, or set task.parts"
             )
 
     def restored(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
@@ -102,8 +102,8 @@ class ForecastingTask(Task):
         loss = head.summed(outputs, batch.targets)
         channels = batch.targets.shape[1] if batch.targets.shape[1] > 1 else self._channels(model, batch)
         shape = (-1, channels, batch.targets.shape[2])
-        found = errors_of(head.form, outputs.reshape(*shape, outputs.shape[-1]), batch.targets.reshape(shape))
-        return Observed(loss, batch.num_targets, [found])
+        errors = errors_of(head.form, outputs.reshape(*shape, outputs.shape[-1]), batch.targets.reshape(shape))
+        return Observed(loss, batch.num_targets, [errors])
 
     def _channels(self, model: Transformer, batch: Batch) -> int:
         """Return the number of channels of a window; if each row is one channel, they are consecutive rows."""
@@ -140,9 +140,9 @@ class ForecastingTask(Task):
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, source: str, columns: Mapping[str, str]
     ) -> TablePrediction:
         """Forecast the steps after the last value of each series in the file ``source``."""
-        known = _processor(vocabulary)
-        data = recipe.data.changed(source=source, columns={**columns_of(known), **columns}, format=None)
-        panel = read_panel(data, known, "--data")
+        processor = _processor(vocabulary)
+        data = recipe.data.changed(source=source, columns={**columns_of(processor), **columns}, format=None)
+        panel = read_panel(data, processor, "--data")
         context, horizon = self.spec.context, self.spec.horizon
         notes = [note for note in panel.notes if "guessed" not in note]
         long = [each for each in panel.series if each.length >= context]
@@ -153,29 +153,31 @@ class ForecastingTask(Task):
             if not long:
                 raise UserError(f"{sentence}; give more")
             notes.append(f"{len(panel.series) - len(long)} series have no forecast: {sentence}")
-        if any(len(each.stamps) < each.length + horizon for each in long) and known.known:
-            notes.append(f"{', '.join(known.known)}: future values are missing; the last known value is used instead")
+        if any(len(each.stamps) < each.length + horizon for each in long) and processor.known:
+            notes.append(
+                f"{', '.join(processor.known)}: future values are missing; the last known value is used instead"
+            )
         long = [ahead(each, panel.step, horizon) for each in long]
         groups = (panel._replace(series=tuple(long[i : i + _AT_ONCE])) for i in range(0, len(long), _AT_ONCE))
-        rows = [row for group in groups for row in self._rows(model, group, known)]
-        return TablePrediction(rows, tuple(places_of(known).values()), notes)
+        rows = [row for group in groups for row in self._rows(model, group, processor)]
+        return TablePrediction(rows, tuple(places_of(processor).values()), notes)
 
-    def _rows(self, model: Transformer, panel: Panel, known: Series) -> list[dict[str, Any]]:
+    def _rows(self, model: Transformer, panel: Panel, processor: Series) -> list[dict[str, Any]]:
         """Forecast the series of a panel; return one row per series, step and channel."""
         context, horizon = self.spec.context, self.spec.horizon
         reader: Any = (model.spec.encoder or model.spec).frontend
         places = [(i, each.length - context) for i, each in enumerate(panel.series)]
         steps, timed = steps_read(context, self.spec.dropped), getattr(reader, "frequencies", 0) > 0
-        windows = cut(scaled(panel, known), places, (context, horizon), steps, random(0, 0), timed)
-        signal, future = signals(windows, model.spec, reader, known)
+        windows = cut(scaled(panel, processor), places, (context, horizon), steps, random(0, 0), timed)
+        signal, future = signals(windows, model.spec, reader, processor)
         nothing = torch.zeros(0)
         batch = Batch.of(signal, nothing) if future is None else Batch.of(future, nothing, signal)
         with torch.inference_mode(), evaluating(model):
             outputs = self.restored(model, batch.to(model.device))
         form: Any = model.head.form
-        outputs = outputs.reshape(len(places), len(known.channels), horizon, -1).double().cpu()
+        outputs = outputs.reshape(len(places), len(processor.channels), horizon, -1).double().cpu()
         values = torch.cat((form.point(outputs)[..., None], form.quantiles(outputs)), -1)
-        return forecast_rows(panel, known, in_units_of(values, known).tolist(), form.levels)
+        return forecast_rows(panel, processor, in_units_of(values, processor).tolist(), form.levels)
 
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
@@ -193,13 +195,13 @@ def summed(outcomes: Sequence[Errors]) -> Errors:
 
 def figures_of(total: Errors) -> dict[str, float]:
     """Compute the metrics of standardised values, with CRPS and interval coverage if quantiles are predicted."""
-    found = {"mse": total.mean("squared"), "mae": total.mean("absolute")}
+    metrics = {"mse": total.mean("squared"), "mae": total.mean("absolute")}
     if np.isfinite(total.crps).all():
-        found["crps"] = total.mean("crps")
+        metrics["crps"] = total.mean("crps")
     for share, inside in zip(COVERAGES, total.inside, strict=True):
         if np.isfinite(inside).all():
-            found[f"coverage_{round(100 * share)}"] = float(inside.sum() / max(1, total.count.sum()))
-    return found
+            metrics[f"coverage_{round(100 * share)}"] = float(inside.sum() / max(1, total.count.sum()))
+    return metrics
 
 
 def in_units(total: Errors, processor: Series) -> dict[str, float]:
@@ -212,8 +214,8 @@ def in_units(total: Errors, processor: Series) -> dict[str, float]:
 
 
 def _processor(vocabulary: Vocabulary) -> Series:
-    found = vocabulary.processor
-    if found is None or found.kind != Series.kind:
+    processor = vocabulary.processor
+    if processor is None or processor.kind != Series.kind:
         raise UserError("the run has no processor of series; its processors.json belongs to another run")
-    assert isinstance(found, Series)
-    return found
+    assert isinstance(processor, Series)
+    return processor

@@ -139,9 +139,9 @@ class SeriesDataset(Dataset):
 
 def reader_of(model: Model) -> OfSeries:
     """Return the front end that reads the windows: the encoder's if the model has an encoder."""
-    found = (model.encoder or model).frontend
-    assert isinstance(found, OfSeries)
-    return found
+    frontend = (model.encoder or model).frontend
+    assert isinstance(frontend, OfSeries)
+    return frontend
 
 
 def steps_read(context: int, dropped: float) -> int:

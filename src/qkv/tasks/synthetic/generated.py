@@ -93,14 +93,14 @@ def observed_answers(model: Transformer, batch: Batch) -> Observed:
     return Observed(model.head.loss(logits, batch.targets), batch.num_targets, rows)
 
 
-def known_ids(tokenizer: Tokenizer, text: str, known: str) -> list[int]:
-    """Encode a text to token ids. ``known``: description of the valid words, for messages.
+def known_ids(tokenizer: Tokenizer, text: str, symbols: str) -> list[int]:
+    """Encode a text to token ids. ``symbols``: description of the valid words, for messages.
 
     Raises ``UserError`` for an empty text or unknown words.
     """
     unknown = tokenizer.unknown(text)
     if unknown or not text.split():
-        raise UserError(f"{' '.join(unknown) or text!r} given, but the model reads {known}")
+        raise UserError(f"{' '.join(unknown) or text!r} given, but the model reads {symbols}")
     return tokenizer.encode(text)
 
 

@@ -32,15 +32,17 @@ class TextTask(Task):
         changes = self.changes(recipe, tokenizer, corpus)
         return TextDataset(recipe, corpus, Vocabulary(tokenizer, tokenizer), changes, self.window(recipe))
 
-    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, own: Dataset | None) -> Dataset:
-        if own is None and self.counts_training:
+    def open_other(self, recipe: Recipe, vocabulary: Vocabulary, source: str, training_data: Dataset | None) -> Dataset:
+        if training_data is None and self.counts_training:
             raise UserError(
                 f"the task {recipe.task.kind!r} needs the token frequencies of the training text, "
                 "which is not available"
             )
         whole = open_whole(recipe.data, source, vocabulary.tokenizer, OTHER)
         new = whole.splits[OTHER]
-        splits = own.corpus.splits if isinstance(own, TextDataset) else {TRAIN: new, VALIDATION: new}
+        splits = (
+            training_data.corpus.splits if isinstance(training_data, TextDataset) else {TRAIN: new, VALIDATION: new}
+        )
         corpus = Corpus(source, whole.tokenizer, {**splits, OTHER: new})
         length = self.window(recipe)
         window = max(1, min(length, len(new.ids) - 1))  # the last token is a target only

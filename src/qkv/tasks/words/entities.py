@@ -64,28 +64,28 @@ def text_entities(text: str, spans: Sequence[tuple[int, int]], tags: Sequence[st
     return [{"type": kind, "text": text[begin:end], "start": begin, "end": end} for kind, begin, end in ranges]
 
 
-def marked_text(text: str, found: Sequence[Mapping[str, Any]]) -> str:
+def marked_text(text: str, spans: Sequence[Mapping[str, Any]]) -> str:
     """Format a text with its entities: ``[Barack Obama](person) spoke.``"""
     parts, done = [], 0
-    for entity in found:
+    for entity in spans:
         parts += [text[done : entity["start"]], f"[{entity['text']}]({entity['type']})"]
         done = entity["end"]
     return "".join([*parts, text[done:]])
 
 
-def entity_f1(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> float:
+def entity_f1(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> float:
     """Compute the F1 over whole entities, 2 TP / (true + predicted), in per cent; 0 without entities.
 
     Equals the F1 of ``entity_scores``, but does not need seqeval.
     """
     hits = total = 0
-    for true, guess in zip(truth, found, strict=True):
+    for true, guess in zip(truth, predicted, strict=True):
         expected, guessed = set(entities(true)), set(entities(guess))
         hits, total = hits + len(expected & guessed), total + len(expected) + len(guessed)
     return 100 * 2 * hits / total if total else 0.0
 
 
-def entity_scores(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> Evaluation:
+def entity_scores(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> Evaluation:
     """Compute precision, recall and F1 of whole entities (type and boundaries correct), 0 to 100, with a table by type.
 
     Computed by seqeval in its default mode, which matches CoNLL's evaluation script.
@@ -93,11 +93,11 @@ def entity_scores(truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]
     score = partial(
         metric_library("seqeval.metrics.sequence_labeling").precision_recall_fscore_support,
         [list(tags) for tags in truth],
-        [list(tags) for tags in found],
+        [list(tags) for tags in predicted],
         zero_division=0,
     )
     precision, recall, f1, _ = score(average="micro")
-    kinds = sorted({entity.type for tags in (*truth, *found) for entity in entities(tags)})
+    kinds = sorted({entity.type for tags in (*truth, *predicted) for entity in entities(tags)})
     by_type = zip(kinds, *score(average=None), strict=True) if kinds else ()
     rows = [
         [kind, f"{100 * p:.1f}", f"{100 * r:.1f}", f"{100 * f:.1f}", int(count)] for kind, p, r, f, count in by_type
