@@ -101,15 +101,15 @@ def compare_runs(*runs: Run | str | Path) -> Comparison:
     twice = next((folder for i, folder in enumerate(folders) if folder.resolve() in _resolved(folders[:i])), None)
     if twice is not None:
         raise UserError(f"the run {twice} is given twice; name different runs")
-    found = [facts_of(folder) for folder in folders]
+    facts = [facts_of(folder) for folder in folders]
     names = tuple(str(folder) for folder in folders)
-    curves = [Curve(str(run.folder), task_of_recipe(run.recipe).loss_unit, *validations(run.rows)) for run in found]
+    curves = [Curve(str(run.folder), task_of_recipe(run.recipe).loss_unit, *validations(run.rows)) for run in facts]
     return Comparison(
         names,
-        settings_that_differ([run.recipe for run in found]),
-        _side_by_side([run.figures for run in found]),
-        _side_by_side([run.counts for run in found]),
-        _different(_side_by_side([run.machine for run in found])),
+        settings_that_differ([run.recipe for run in facts]),
+        _side_by_side([run.figures for run in facts]),
+        _side_by_side([run.counts for run in facts]),
+        _different(_side_by_side([run.machine for run in facts])),
         tuple(curve for curve in curves if curve.steps),
     )
 
@@ -143,10 +143,10 @@ def settings_that_differ(recipes: Sequence[Recipe]) -> dict[str, Values]:
     value other than its default.
     """
     whole = [dict(_flat(_compared(recipe.to_dict()))) for recipe in recipes]
-    given = [dict(_flat(_compared(recipe.essential()))) for recipe in recipes]
+    flat_settings = [dict(_flat(_compared(recipe.essential()))) for recipe in recipes]
     paths = dict.fromkeys(path for settings in whole for path in settings)
     differing = _different({path: tuple(settings.get(path) for settings in whole) for path in paths})
-    named = {path for settings in given for path in settings}
+    named = {path for settings in flat_settings for path in settings}
     return {path: values for path, values in differing.items() if path in named or not _above(path) & differing.keys()}
 
 
@@ -180,7 +180,7 @@ def _figures(folder: Path, rows: list[dict[str, Any]], best: int | None) -> dict
     """
     evaluation = read_evaluation(folder, best) if best is not None else None
     if evaluation is not None:
-        splits = {split: found["figures"] for split, found in evaluation["splits"].items()}
+        splits = {split: entry["figures"] for split, entry in evaluation["splits"].items()}
     else:
         row = next((row for row in reversed(rows) if row.get("step") == best and row.get("val_loss") is not None), {})
         splits = {"validation": {n.removeprefix("val_"): v for n, v in row.items() if n.startswith("val_")}}
@@ -194,8 +194,8 @@ def _figures(folder: Path, rows: list[dict[str, Any]], best: int | None) -> dict
 
 def _parameters(recipe: Recipe) -> int | None:
     try:
-        found = cost(recipe.model, training=recipe.training).parameters
-        return found if recipe.wide is None else found + _of_wide(recipe.model, recipe.wide)
+        count = cost(recipe.model, training=recipe.training).parameters
+        return count if recipe.wide is None else count + _of_wide(recipe.model, recipe.wide)
     except UserError:  # sizes that follow from the data are not filled in yet
         return None
 
@@ -208,8 +208,8 @@ def _of_wide(model: Model, part: WidePath) -> int:
 
 def validations(rows: list[dict[str, Any]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Return (steps, losses) of the validations in ``rows``, the rows of a run's ``metrics.jsonl``."""
-    found = [(row["step"], row["val_loss"]) for row in rows if row.get("val_loss") is not None]
-    return tuple(step for step, _ in found), tuple(value for _, value in found)
+    pairs = [(row["step"], row["val_loss"]) for row in rows if row.get("val_loss") is not None]
+    return tuple(step for step, _ in pairs), tuple(value for _, value in pairs)
 
 
 def _side_by_side(tables: Sequence[dict[str, Any]]) -> dict[str, Values]:
@@ -217,8 +217,8 @@ def _side_by_side(tables: Sequence[dict[str, Any]]) -> dict[str, Values]:
     None are omitted.
     """
     names = dict.fromkeys(name for table in tables for name in table)
-    found = {name: tuple(table.get(name) for table in tables) for name in names}
-    return {name: values for name, values in found.items() if any(value is not None for value in values)}
+    rows = {name: tuple(table.get(name) for table in tables) for name in names}
+    return {name: values for name, values in rows.items() if any(value is not None for value in values)}
 
 
 def _different(table: dict[str, Values]) -> dict[str, Values]:

@@ -53,18 +53,18 @@ def evaluate_best(setup: Setup, tell: OnEvent, stop: StopRequest) -> bool:
             with stop.at_once(), merged(model):
                 if not evaluations and calibrate(model, task, setup.dataset, setup.recipe):
                     setup.world.lead(lambda: write_temperature(setup.folder, step, task.temperature))
-                found = evaluate_split(model, task, setup.dataset, setup.recipe, split, stop=lambda: bool(stop))
+                evaluation = evaluate_split(model, task, setup.dataset, setup.recipe, split, stop=lambda: bool(stop))
         except StopNow:
             return False
         except UserError as error:
             tell(Notice(f"the final evaluation failed: {error}; run the same command again to repeat it"))
             return True
-        if found is None:
+        if evaluation is None:
             return False
         refitted = split == VALIDATION and _refit(setup, tell)
-        found = replace(found, notes=[*found.notes, *([NOTE] if refitted else [])])
-        evaluations[split] = _with_contests(found, setup, split, contestants)
-        tell(Evaluated(step, split, found.figures))
+        evaluation = replace(evaluation, notes=[*evaluation.notes, *([NOTE] if refitted else [])])
+        evaluations[split] = _with_contests(evaluation, setup, split, contestants)
+        tell(Evaluated(step, split, evaluation.figures))
     setup.world.lead(lambda: write_evaluation(setup.folder, step, evaluations))
     return True
 
@@ -94,8 +94,8 @@ def _save(setup: Setup) -> None:
     save_weights(setup.folder / WEIGHTS, setup.model, metadata, setup.task.wide)
 
 
-def _with_contests(found: Evaluation, setup: Setup, split: str, contestants: list[Contestant]) -> Evaluation:
-    """Return the evaluation ``found`` of a split, with the tables of heats and contestants put before its other
+def _with_contests(evaluation: Evaluation, setup: Setup, split: str, contestants: list[Contestant]) -> Evaluation:
+    """Return the ``evaluation`` of a split, with the tables of heats and contestants put before its other
     sections.
     """
     tables = []
@@ -104,7 +104,7 @@ def _with_contests(found: Evaluation, setup: Setup, split: str, contestants: lis
         tables += [section(contestants, setup.task.metric)] if contestants else []
     if split == TEST:
         tables = tested_section(contestants)
-    return replace(found, sections=[*tables, *found.sections])
+    return replace(evaluation, sections=[*tables, *evaluation.sections])
 
 
 def _joined(setup: Setup, tell: OnEvent, stop: StopRequest) -> list[Contestant] | None:
@@ -117,8 +117,8 @@ def _joined(setup: Setup, tell: OnEvent, stop: StopRequest) -> list[Contestant] 
     restore_wide(setup.task.wide, setup.folder)  # needed if an earlier process was stopped after the refit
     precision = setup.recipe.training.precision
     name = heats.winner(setup.folder)
-    found = join(setup.model, setup.task, setup.dataset, precision, lambda: bool(stop), name)
-    if found is not None:
+    contestants = join(setup.model, setup.task, setup.dataset, precision, lambda: bool(stop), name)
+    if contestants is not None:
         setup.world.lead(lambda: _save(setup))
-        tell(Notice(f"chosen on the validation split: {found[0].name}"))
-    return found
+        tell(Notice(f"chosen on the validation split: {contestants[0].name}"))
+    return contestants

@@ -106,8 +106,8 @@ class Trainer:
     def _go_on(self, checkpoint: Checkpoint) -> None:
         self.optimizer.load_state_dict(checkpoint.tensors["optimizer"])
         random_state.restore(checkpoint.tensors["random"])
-        known = {field.name for field in fields(RunProgress)}
-        self.now = RunProgress(**{name: value for name, value in checkpoint.state["standing"].items() if name in known})
+        names = {field.name for field in fields(RunProgress)}
+        self.now = RunProgress(**{name: value for name, value in checkpoint.state["standing"].items() if name in names})
 
     @property
     def training(self) -> Training:
@@ -176,17 +176,17 @@ class Trainer:
         tokens = self.training.batch_size * self.training.accumulate * self.setup.recipe.model.context_length
         self.tell(Started(self.now.step, self.steps, parameters, tokens, counted(self.setup.task)))
         if self.budget.limited:
-            known = is_planned(self.setup.folder)
-            (self.tell if known else self._tell)(self.budget.told(self.now.step))
+            planned = is_planned(self.setup.folder)
+            (self.tell if planned else self._tell)(self.budget.told(self.now.step))
 
     def _choose_paths(self) -> None:
         """Run one eager forward pass, in which ops measure and choose their implementations: the compiler cannot trace
         a measurement.
         """
-        kept = [buffer.clone() for buffer in self.model.buffers()]
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
         with autocast(self.training.precision, self.setup.device):
             self.loss(self.model, self._batches(1)[0])
-        for buffer, value in zip(self.model.buffers(), kept, strict=True):
+        for buffer, value in zip(self.model.buffers(), buffers, strict=True):
             buffer.copy_(value)
 
     def why_finished(self) -> str:
@@ -272,10 +272,10 @@ class Trainer:
 
     def _validate(self, stop: StopRequest) -> bool:
         batches = self.setup.dataset.rows(VALIDATION, self.training.validation.batches)
-        found = measure(self.model, self.setup.task, batches, self.training.precision, lambda: bool(stop))
-        if found is None:
+        totals = measure(self.model, self.setup.task, batches, self.training.precision, lambda: bool(stop))
+        if totals is None:
             return False
-        figures = self.world.agree(self.setup.task.figures(found, self.setup.dataset.scale()))
+        figures = self.world.agree(self.setup.task.figures(totals, self.setup.dataset.scale()))
         best = self._better(figures)
         self.now.compare(figures["loss"], best)
         if best:
@@ -367,8 +367,10 @@ class Trainer:
         ill = diagnose(self.model, self.setup.task, batches, self.training.precision)
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {size}"
         newest = self.setup.checkpoints.paths()
-        kept = f"the checkpoint of step {self._saved} is in {newest[0]}" if newest else "no checkpoint was saved before"
-        message = f"step {step}: {what}; {ill.where} {ill.what}; {ill.remedy}; {kept}"
+        recovery = (
+            f"the checkpoint of step {self._saved} is in {newest[0]}" if newest else "no checkpoint was saved before"
+        )
+        message = f"step {step}: {what}; {ill.where} {ill.what}; {ill.remedy}; {recovery}"
         self.record.row(step=step, event=what)
         self._end("failed", message)
         raise UserError(message)

@@ -110,14 +110,14 @@ def _step(trainer: Rehearsed) -> float:
     assert minutes is not None
     first = trainer.now.step + 1
     _seconds(lambda: trainer.descend(first))
-    taken: list[float] = []
+    times: list[float] = []
     until = clock.seconds() + min(_LONGEST, _SHARE * 60 * minutes)
     most = min(_MOST, trainer.training.steps // 10)
-    while len(taken) < _FEWEST or (len(taken) < most and trainer.world.agree(clock.seconds() < until)):
-        known, step = len(all_choices()), first + len(taken)
-        found = _seconds(lambda step=step: trainer.descend(step))
-        taken.append(found if len(all_choices()) == known else _seconds(lambda step=step: trainer.descend(step)))
-    return statistics.median(taken)
+    while len(times) < _FEWEST or (len(times) < most and trainer.world.agree(clock.seconds() < until)):
+        choices, step = len(all_choices()), first + len(times)
+        duration = _seconds(lambda step=step: trainer.descend(step))
+        times.append(duration if len(all_choices()) == choices else _seconds(lambda step=step: trainer.descend(step)))
+    return statistics.median(times)
 
 
 def _validation(trainer: Rehearsed) -> float:
@@ -149,18 +149,18 @@ def _files(trainer: Rehearsed) -> tuple[float, float]:
     """Return the seconds to write (a checkpoint, the best weights). The second is measured; the first is estimated from
     it by size.
     """
-    own = weights(trainer.model, trainer.setup.task.wide)
+    tensors = weights(trainer.model, trainer.setup.task.wide)
     path = trainer.setup.folder / f".rehearsal{PARTIAL}"
 
     def write() -> None:
         with clear_errors(str(path)):
-            write_tensors(path, own, {})
+            write_tensors(path, tensors, {})
 
     try:
         best = _seconds(write)
     finally:
         path.unlink(missing_ok=True)
-    size = sum(tensor.nbytes for tensor in own.values())
+    size = sum(tensor.nbytes for tensor in tensors.values())
     remembered = sum(tensor.nbytes for tensor in trainer.optimizer.state_dict().values())
     return best * (size + remembered) / max(1, size), best
 

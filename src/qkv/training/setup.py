@@ -71,16 +71,16 @@ def prepare(
     Returns (setup, checkpoint to resume from). The model already has the weights of the checkpoint; the checkpoint of a
     new run is None. Raises UserError if recipe, data or checkpoint do not fit together; the folder is then unchanged.
     """
-    known = world.lead(lambda: _known(folder, resume))
-    recipe = with_start(recipe, known)
-    dataset = task_of_recipe(recipe).open(recipe, Vocabulary.load(folder) if known else None)
+    previous = world.lead(lambda: _known(folder, resume))
+    recipe = with_start(recipe, previous)
+    dataset = task_of_recipe(recipe).open(recipe, Vocabulary.load(folder) if previous else None)
     release()  # the dataset keeps the rows that it needs
-    recipe = _with_columns(dataset.recipe, known)
+    recipe = _with_columns(dataset.recipe, previous)
     task = task_of_recipe(recipe)  # with the settings that the data determines
     checkpoints = CheckpointStore(folder / "resume", recipe.training.checkpoints.keep, world)
-    checkpoint = checkpoints.load(lambda text: tell(Notice(text))) if known else None
-    if known:
-        check_same_recipe(known, recipe, checkpoint.step if checkpoint else 0, folder)
+    checkpoint = checkpoints.load(lambda text: tell(Notice(text))) if previous else None
+    if previous:
+        check_same_recipe(previous, recipe, checkpoint.step if checkpoint else 0, folder)
     training = recipe.training
     device = training_device()
     written = recipe.start if recipe.start.checkpoint is None else None  # weights of a checkpoint are copied below
@@ -88,9 +88,9 @@ def prepare(
     task.wide = recipe.wide and build_wide(recipe.wide, model.head.num_outputs)
     seconds = 0.0 if checkpoint else _start(model, task, dataset, tell)
     adapt(model, training)  # adapters wrap existing weights
-    if checkpoint and known:
-        _check_facts(checkpoint.state, known, dataset, folder)
-        check_kept(folder, had_best(checkpoint, known, []))
+    if checkpoint and previous:
+        _check_facts(checkpoint.state, previous, dataset, folder)
+        check_kept(folder, had_best(checkpoint, previous, []))
         load_weights(model, checkpoint.tensors["weights"], folder / "resume", task.wide)
     elif learned := learned_sentence(model, training):
         tell(Notice(learned))
@@ -103,10 +103,10 @@ def prepare(
         task.wide.to(device)
     if training.precision != runs_in(training.precision, device):
         tell(Notice(f"products run in fp32, not bf16, {_why_not_bf16(device)}"))
-    for note in () if known else dataset.notes:
+    for note in () if previous else dataset.notes:
         tell(Notice(note))
     setup = Setup(folder, recipe, dataset, task, model, device, checkpoints, environment, world, seconds)
-    world.lead(lambda: _write_identity(setup, known))
+    world.lead(lambda: _write_identity(setup, previous))
     return setup, checkpoint
 
 
@@ -123,11 +123,11 @@ def _start(model: Transformer, task: Task, dataset: Dataset, tell: OnEvent) -> f
     return seconds
 
 
-def _with_columns(recipe: Recipe, known: Recipe | None) -> Recipe:
-    """Return ``recipe``, without its guessed columns if the existing run ``known`` stores none, as in runs of earlier
-    versions.
+def _with_columns(recipe: Recipe, previous: Recipe | None) -> Recipe:
+    """Return ``recipe``, without its guessed columns if the existing run ``previous`` stores none, as in runs of
+    earlier versions.
     """
-    if known is None or known.data.columns:
+    if previous is None or previous.data.columns:
         return recipe
     return recipe.changed(data=recipe.data.changed(columns={}))
 
@@ -150,14 +150,14 @@ def _known(folder: Path, resume: bool) -> Recipe | None:
     return read_recipe(folder)
 
 
-def _check_facts(state: dict[str, Any], known: Recipe, dataset: Dataset, folder: Path) -> None:
-    if state["recipe"] != recipe_digest(known):
+def _check_facts(state: dict[str, Any], previous: Recipe, dataset: Dataset, folder: Path) -> None:
+    if state["recipe"] != recipe_digest(previous):
         raise UserError(
             f"{folder / SPEC} was changed after training began: the checkpoint was made with another recipe"
         )
-    found = edited(state.get(MADE_WITH), None, folder)
-    if found:
-        raise UserError(f"{found}; restore it, or name another folder")
+    change = edited(state.get(MADE_WITH), None, folder)
+    if change:
+        raise UserError(f"{change}; restore it, or name another folder")
     if state["corpus"] != dataset.digest():
         raise UserError(
             f"the token ids of {dataset.name!r} differ from those that the run in {folder} was trained on: "
@@ -172,40 +172,40 @@ def check_same_recipe(old: Recipe, new: Recipe, done: int, folder: object) -> No
     The number of steps may change if the ``done`` updates would have had the same learning rates.
     """
     before, after = deciding(old), deciding(new)
-    steps, wanted = before["training"].pop("steps"), after["training"].pop("steps")
-    found = difference(before, after)
-    if found:
+    steps, target = before["training"].pop("steps"), after["training"].pop("steps")
+    change = difference(before, after)
+    if change:
         raise UserError(
-            f"{folder} holds a run of another recipe: {found}; name another folder, or use the recipe of that run"
+            f"{folder} holds a run of another recipe: {change}; name another folder, or use the recipe of that run"
         )
-    if wanted != steps and old.training.minutes is not None:
+    if target != steps and old.training.minutes is not None:
         raise UserError(
-            f"training.steps is {wanted}, but the run in {folder} was planned with at most {steps} steps; "
+            f"training.steps is {target}, but the run in {folder} was planned with at most {steps} steps; "
             "omit the key, or name another folder"
         )
-    if wanted != steps and (
-        wanted < done or not same_so_far(old.training.schedule, done, steps, wanted, old.model.width)
+    if target != steps and (
+        target < done or not same_so_far(old.training.schedule, done, steps, target, old.model.width)
     ):
         kind = old.training.schedule.kind
         reason = (
             f"{done} steps are done"
-            if wanted < done
+            if target < done
             else f"its first {done} steps would have had other learning rates under the schedule {kind!r}"
         )
         raise UserError(
-            f"training.steps: the run in {folder} has {steps} steps and cannot be continued to {wanted}, "
+            f"training.steps: the run in {folder} has {steps} steps and cannot be continued to {target}, "
             f"because {reason}"
         )
 
 
-def _write_identity(setup: Setup, known: Recipe | None) -> None:
+def _write_identity(setup: Setup, previous: Recipe | None) -> None:
     """Write the recipe and the vocabulary, which identify a run folder. The recipe is written last: if it exists, the
     other files exist too.
     """
     with clear_errors(f"the run folder {setup.folder}"):
         write_parts(setup.recipe, setup.folder)
-        if known == setup.recipe:
+        if previous == setup.recipe:
             return
-        if not known:
+        if not previous:
             setup.dataset.vocabulary.save(setup.folder)
         write_spec(setup.folder / SPEC, setup.recipe)

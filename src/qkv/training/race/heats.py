@@ -83,25 +83,25 @@ def choose(recipe: Recipe, folder: Path, tell: OnEvent, train: Train, world: Wor
         return recipe, 0.0
     for name in recipe.candidates:
         _winner(recipe, name)  # raises UserError for invalid changes
-    known, begun = world.lead(lambda: (read_heats(folder), (folder / SPEC).exists()))
-    if begun and {_sized(recipe, name)[0] for name in known} != recipe.candidates.keys():
+    seconds, begun = world.lead(lambda: (read_heats(folder), (folder / SPEC).exists()))
+    if begun and {_sized(recipe, name)[0] for name in seconds} != recipe.candidates.keys():
         raise UserError(f"{folder} holds a run that was chosen from other candidates; name another folder")
 
     def compete(name: str, title: str) -> None:
         began, place = clock.seconds(), folder / FOLDER / name
         run = _run(_heat(recipe, name), place, _progress(tell, title), train)
-        known[name] = world.lead(lambda: _judge(run, recipe, place, began, tell))
-        world.lead(lambda: _write(folder / FOLDER, known))
+        seconds[name] = world.lead(lambda: _judge(run, recipe, place, began, tell))
+        world.lead(lambda: _write(folder / FOLDER, seconds))
 
     for number, name in enumerate(recipe.candidates, 1):
-        if name not in known:
+        if name not in seconds:
             compete(name, f"heat {number} of {len(recipe.candidates)}: {name}")
-    while not begun and (larger := _larger(recipe, known)):
+    while not begun and (larger := _larger(recipe, seconds)):
         compete(larger, f"one more heat: {larger}")
-    if not (best := _best(known)):
-        raise UserError(f"all heats failed: {', '.join(known)}; train one of the models alone with candidates={{}}")
-    spent = 0.0 if begun else sum(heat.seconds for heat in known.values())
-    return _longer(_winner(recipe, best), known[best]), spent
+    if not (best := _best(seconds)):
+        raise UserError(f"all heats failed: {', '.join(seconds)}; train one of the models alone with candidates={{}}")
+    spent = 0.0 if begun else sum(heat.seconds for heat in seconds.values())
+    return _longer(_winner(recipe, best), seconds[best]), spent
 
 
 def _larger(recipe: Recipe, heats: Mapping[str, Heat]) -> str:
@@ -123,8 +123,10 @@ def _larger(recipe: Recipe, heats: Mapping[str, Heat]) -> str:
 
 def _sized(recipe: Recipe, name: str) -> tuple[str, int]:
     """Split the name of a heat into (candidate, factor of its width): "sums_x2" into ("sums", 2)."""
-    base, found, factor = name.rpartition("_x")
-    return (base, int(factor)) if found and name not in recipe.candidates and base in recipe.candidates else (name, 1)
+    base, separator, factor = name.rpartition("_x")
+    return (
+        (base, int(factor)) if separator and name not in recipe.candidates and base in recipe.candidates else (name, 1)
+    )
 
 
 def _widened(recipe: Recipe, factor: int) -> Recipe:
@@ -179,19 +181,19 @@ def _judge(run: Run | UserError, recipe: Recipe, place: Path, began: float, tell
 def _winner(recipe: Recipe, name: str) -> Recipe:
     """Return the recipe with the changes of the candidate ``name`` applied, and without candidates."""
     base, factor = _sized(recipe, name)
-    found = override(recipe.changed(candidates={}), quick_form(recipe.candidates[base]))
-    found = found if factor == 1 else _widened(found, factor)
-    others = ", ".join(other for other in recipe.candidates if other != base)
-    said = f"{recipe.description.removesuffix('.')}; {name} won short heats against {others}." if others else ""
-    return found.changed(description=said or recipe.description)
+    winner_recipe = override(recipe.changed(candidates={}), quick_form(recipe.candidates[base]))
+    winner_recipe = winner_recipe if factor == 1 else _widened(winner_recipe, factor)
+    losers = ", ".join(other for other in recipe.candidates if other != base)
+    description = f"{recipe.description.removesuffix('.')}; {name} won short heats against {losers}." if losers else ""
+    return winner_recipe.changed(description=description or recipe.description)
 
 
 def _heat(recipe: Recipe, name: str) -> Recipe:
     """Build the recipe of the heat ``name``: without a wide path, with its share of the time or steps, and with the
     loss as validation metric.
     """
-    found, share = _winner(recipe, name), _SHARE / len(recipe.candidates)
-    training = found.training
+    winner_recipe, share = _winner(recipe, name), _SHARE / len(recipe.candidates)
+    training = winner_recipe.training
     minutes = None if training.minutes is None else share * training.minutes
     steps = training.steps if minutes else min(training.steps, max(_FEWEST, round(share * training.steps)))
     changes = {
@@ -200,7 +202,7 @@ def _heat(recipe: Recipe, name: str) -> Recipe:
         "validation": training.validation.changed(best="loss"),
         "checkpoints": training.checkpoints.changed(every=steps),
     }
-    return found.changed(name=name, wide=None, training=training.changed(**changes), quick={})
+    return winner_recipe.changed(name=name, wide=None, training=training.changed(**changes), quick={})
 
 
 def _progress(tell: OnEvent, title: str) -> OnEvent:
@@ -226,12 +228,12 @@ def _result(rows: Sequence[Mapping[str, Any]], metric: str, most: int) -> Heat:
     looks = [row for row in rows if math.isfinite(row.get("val_loss", math.nan))]
     best: Mapping[str, Any] = min(looks, key=lambda row: row["val_loss"], default={})
     steps = max((row["step"] for row in rows if "loss" in row), default=0)
-    taken = [row[key] for key in ("time", TAKEN) for row in rows if row.get(key) is not None]
+    times = [row[key] for key in ("time", TAKEN) for row in rows if row.get(key) is not None]
     losses = [row["loss"] for row in rows if row.get("loss") is not None and row["step"] > 0.9 * steps]
     train = sum(losses) / len(losses) if losses else None
     late = bool(best) and best["step"] >= _LATE * steps
     return Heat(
-        best.get("val_loss"), best.get(f"val_{metric}"), steps, max(taken, default=0.0), train, steps >= most, late
+        best.get("val_loss"), best.get(f"val_{metric}"), steps, max(times, default=0.0), train, steps >= most, late
     )
 
 

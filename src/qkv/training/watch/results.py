@@ -105,18 +105,18 @@ def record(runs: Sequence[str | Path], path: str | Path) -> Result:
     different data; the file is then unchanged.
     """
     path = Path(path)
-    found = sorted((finished(Path(run)) for run in runs), key=lambda run: run.recipe.training.seed)
-    if not found:
+    results = sorted((finished(Path(run)) for run in runs), key=lambda run: run.recipe.training.seed)
+    if not results:
         raise UserError("no run folder was given; give the run folders, then the recipe")
-    form = _form(found, path)
-    _check_alike(found)
+    form = _form(results, path)
+    _check_alike(results)
     recipe = read_recipe(path)
     if form == "quick" and recipe.result is not None and recipe.result.form == "full":
         raise UserError(
             f"{path} already has a result of the full recipe, which the result of a short run would replace; "
             "remove the key 'result' first"
         )
-    result = _result(found, form, result_digest(read_recipe(path, quick=form == "quick")))
+    result = _result(results, form, result_digest(read_recipe(path, quick=form == "quick")))
     _write(path, recipe, result)
     return result
 
@@ -163,7 +163,7 @@ def _measured(
     """
     if evaluation is not None:
         notes = dict.fromkeys(note for split in evaluation["splits"].values() for note in split["notes"])
-        return {split: _numbers(found["figures"]) for split, found in evaluation["splits"].items()}, tuple(notes)
+        return {split: _numbers(entry["figures"]) for split, entry in evaluation["splits"].items()}, tuple(notes)
     row = next((row for row in reversed(rows) if row.get("step") == step and row.get("val_loss") is not None), None)
     if row is None:
         raise UserError(
@@ -192,10 +192,10 @@ def _form(runs: Sequence[Finished], path: Path) -> str:
     for form, recipe in forms.items():
         if not any(_other(run, recipe) for run in runs):
             return form
-    run, said = next((run, said) for run in runs if (said := _other(run, forms["full"])))
+    run, problem = next((run, problem) for run in runs if (problem := _other(run, forms["full"])))
     short = _other(run, forms["quick"]) if "quick" in forms else ""
-    beside = f" (and in its short form, --quick: {short})" if short and short != said else ""
-    raise UserError(f"the run in {run.folder} was not trained with {path}: {said}{beside}")
+    beside = f" (and in its short form, --quick: {short})" if short and short != problem else ""
+    raise UserError(f"the run in {run.folder} was not trained with {path}: {problem}{beside}")
 
 
 def _other(run: Finished, recipe: Recipe) -> str:
@@ -228,10 +228,10 @@ def _fill_in(ours: Any, theirs: Any, place: Sequence[str]) -> None:
         ours, theirs = (tree.get(name) if isinstance(tree, dict) else None for tree in (ours, theirs))
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
         return
-    given, found = ours.get(place[-1], 0), theirs.get(place[-1])
-    partly = isinstance(given, dict) and isinstance(found, dict) and given.items() <= found.items()
-    if given is None or partly or (given == "balanced" and isinstance(found, dict)):
-        ours[place[-1]] = found
+    setting, value = ours.get(place[-1], 0), theirs.get(place[-1])
+    partly = isinstance(setting, dict) and isinstance(value, dict) and setting.items() <= value.items()
+    if setting is None or partly or (setting == "balanced" and isinstance(value, dict)):
+        ours[place[-1]] = value
 
 
 def _check_alike(runs: Sequence[Finished]) -> None:
@@ -305,10 +305,10 @@ def _machine(facts: dict[str, Any]) -> str:
 def _write(path: Path, recipe: Recipe, result: Result) -> None:
     """Write ``result`` into the recipe file atomically, and remove the figures entered by hand that it replaces."""
     written = _plain_result(result)
-    kept = [typed for typed in recipe.typed if result.form == "quick" or not result.figure(typed.figure)]
+    entries = [typed for typed in recipe.typed if result.form == "quick" or not result.figure(typed.figure)]
     values: dict[str, Any] = {"result": written}
-    if len(kept) != len(recipe.typed):
-        values["typed"] = [typed.essential() for typed in kept] or None
+    if len(entries) != len(recipe.typed):
+        values["typed"] = [typed.essential() for typed in entries] or None
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         data = {**json.loads(text), **values}

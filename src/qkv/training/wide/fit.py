@@ -140,13 +140,15 @@ def _of_ngrams(wide: Ngrams, task: JoinedTask, dataset: ExampleDataset, also: st
     used = np.flatnonzero(occurring > int(many))
     x, unseen = (_weighted(wide, each)[:, used] for each in (counts, _counts(dataset, VALIDATION, len(wide.table))))
 
-    def place(found: Fitted) -> None:
+    def place(fitted: Fitted) -> None:
         weights = np.zeros((len(wide.table), wide.num_outputs))
-        weights[used] = found.weights
-        _copy((wide.table, wide.bias), (weights, found.intercept))
+        weights[used] = fitted.weights
+        _copy((wide.table, wide.bias), (weights, fitted.intercept))
 
-    said = f"{len(used):,} n-grams of {rows:,} rows"
-    return Design(x, _targets(task, dataset, also), unseen, task.targets(dataset, VALIDATION), by_scales, place, said)
+    description = f"{len(used):,} n-grams of {rows:,} rows"
+    return Design(
+        x, _targets(task, dataset, also), unseen, task.targets(dataset, VALIDATION), by_scales, place, description
+    )
 
 
 def _of_features(wide: Features, task: JoinedTask, dataset: Dataset, also: str | None) -> Design:
@@ -154,13 +156,13 @@ def _of_features(wide: Features, task: JoinedTask, dataset: Dataset, also: str |
     table = task.simple_features(dataset, VALIDATION, also)
     assert table is not None
 
-    def place(found: Fitted) -> None:
-        weights = table.placed(found, len(wide.table))
-        _copy((wide.table, wide.bias, wide.mean, wide.deviation), (weights, found[1], table.mean, table.deviation))
+    def place(fitted: Fitted) -> None:
+        weights = table.placed(fitted, len(wide.table))
+        _copy((wide.table, wide.bias, wide.mean, wide.deviation), (weights, fitted[1], table.mean, table.deviation))
 
-    said = f"{table.x.shape[1]:,} features ({words(table.name)}) of {len(table.kept):,} rows"
+    description = f"{table.x.shape[1]:,} features ({words(table.name)}) of {len(table.kept):,} rows"
     targets, truth = _targets(task, dataset, also)[table.kept], task.targets(dataset, VALIDATION)
-    return Design(table.x, targets, table.unseen, truth, table.select, place, said)
+    return Design(table.x, targets, table.unseen, truth, table.select, place, description)
 
 
 @torch.no_grad()
@@ -173,19 +175,19 @@ def _of_singles(wide: WidePath, task: JoinedTask, dataset: Dataset) -> dict[str,
     """Fit one wide path to the training split for each feature in ``task.singles``, which reads only this feature;
     return name of the feature -> (table, bias).
     """
-    found = dict[str, tuple[Tensor, Tensor]]()
+    tables = dict[str, tuple[Tensor, Tensor]]()
     table = task.simple_features(dataset, VALIDATION) if task.singles else None
     if table is None:
-        return found
+        return tables
     truth, targets = task.targets(dataset, VALIDATION), task.targets(dataset, TRAIN)[table.kept]
     for name, column in task.singles.items():
-        own = slice(column, column + 1)
+        column_range = slice(column, column + 1)
         solver = task.solver(wide.num_outputs)
-        fitted = table.select(solver, table.x[:, own], targets, table.unseen[:, own], truth)
+        fitted = table.select(solver, table.x[:, column_range], targets, table.unseen[:, column_range], truth)
         weights = torch.zeros_like(wide.table)
-        weights[own] = torch.from_numpy(fitted.weights).to(weights)
-        found[name] = weights, torch.from_numpy(fitted.intercept).to(wide.bias)
-    return found
+        weights[column_range] = torch.from_numpy(fitted.weights).to(weights)
+        tables[name] = weights, torch.from_numpy(fitted.intercept).to(wide.bias)
+    return tables
 
 
 def _counts(dataset: ExampleDataset, split: str, columns: int) -> Any:
@@ -201,14 +203,14 @@ def _weighted(wide: Ngrams, counts: Any) -> Any:
     """Return the TF-IDF weights of the features, a sparse matrix like ``counts``, computed with the formula of the
     path.
     """
-    found, ends = counts.copy(), counts.indptr
+    weighted, ends = counts.copy(), counts.indptr
     for begin in range(0, counts.shape[0], _ROWS):
         stop = min(begin + _ROWS, counts.shape[0])
         rows = [torch.from_numpy(counts.indices[ends[i] : ends[i + 1]]).long() for i in range(begin, stop)]
         amounts = [torch.from_numpy(counts.data[ends[i] : ends[i + 1]]) for i in range(begin, stop)]
         bag, amount = (torch.nn.utils.rnn.pad_sequence(side, batch_first=True) for side in (rows, amounts))
-        found.data[ends[begin] : ends[stop]] = wide.weights(bag, amount)[amount > 0].numpy()
-    return found
+        weighted.data[ends[begin] : ends[stop]] = wide.weights(bag, amount)[amount > 0].numpy()
+    return weighted
 
 
 def join(
@@ -228,13 +230,13 @@ def join(
         return join_window(model, task, dataset, precision, stop, name or "patches")
     assert isinstance(task, JoinedTask)
     batches = _held(dataset.rows(VALIDATION), path.num_outputs)
-    found = _outputs(model, task, batches, precision, stop)
-    if found is None:
+    outputs = _outputs(model, task, batches, precision, stop)
+    if outputs is None:
         return None
     kinds = dict.fromkeys(each.kind for block in model.spec.layers for each in block.branches if each.mixes)
-    own = name or " and ".join(kinds) or "deep path"
+    deep_name = name or " and ".join(kinds) or "deep path"
     simple = words(_noun(dataset) or task.simple(dataset.vocabulary))
-    deep, wide, targets = found
+    deep, wide, targets = outputs
 
     def contestant(name: str, reads: Sequence[int], linear: list[Tensor]) -> Contestant:
         (a, b), expected = _shares(model, torch.cat(deep), torch.cat(linear), torch.cat(targets), reads)
@@ -245,7 +247,7 @@ def join(
 
     contestants = [
         contestant(name, reads, wide)
-        for name, reads in ((simple, (WIDE,)), (own, (DEEP,)), (f"{own}, {simple}", (DEEP, WIDE)))
+        for name, reads in ((simple, (WIDE,)), (deep_name, (DEEP,)), (f"{deep_name}, {simple}", (DEEP, WIDE)))
     ]
     tables = _of_singles(path, task, dataset)
     contestants += [contestant(name, (WIDE,), _linear(path, table, batches)) for name, table in tables.items()]
@@ -267,15 +269,15 @@ def _held(batches: Iterable[Batch], outputs: int) -> list[Batch]:
     """
     memory, step, size = usable_memory(), 1, 0
     most = math.inf if memory is None else _SHARE * memory
-    held = list[Batch]()
+    subset = list[Batch]()
     for i, batch in enumerate(batches):
         if i % step == 0:
-            held.append(batch)
+            subset.append(batch)
             size += _bytes(batch, outputs)
-        while size > most and len(held) > 1:
-            held, step = held[::2], 2 * step
-            size = sum(_bytes(each, outputs) for each in held)
-    return held
+        while size > most and len(subset) > 1:
+            subset, step = subset[::2], 2 * step
+            size = sum(_bytes(each, outputs) for each in subset)
+    return subset
 
 
 def _bytes(batch: Batch, outputs: int) -> int:
@@ -288,19 +290,19 @@ def _best_baseline(task: JoinedTask, dataset: Dataset) -> float | None:
     """Return the best value of the task's metric among its baselines on the validation split; None without
     baselines.
     """
-    found = task.baselines(dataset, VALIDATION)
-    values = [value for name, value in found.items() if name.startswith(f"{task.metric}_of_")]
+    figures = task.baselines(dataset, VALIDATION)
+    values = [value for name, value in figures.items() if name.startswith(f"{task.metric}_of_")]
     return (min if task.metric in ERRORS else max)(values, default=None)
 
 
 @torch.no_grad()
 def _linear(wide: WidePath, table: tuple[Tensor, Tensor], batches: Sequence[Batch]) -> list[Tensor]:
     """Compute the outputs of the wide path with ``table``, another (table, bias), in fp64 on the CPU."""
-    own = wide.table.clone(), wide.bias.clone()
+    table_before = wide.table.clone(), wide.bias.clone()
     _copy((wide.table, wide.bias), table)
-    found = [at_least_single(wide(batch.to(wide.table.device).input)).double().cpu() for batch in batches]
-    _copy((wide.table, wide.bias), own)
-    return found
+    results = [at_least_single(wide(batch.to(wide.table.device).input)).double().cpu() for batch in batches]
+    _copy((wide.table, wide.bias), table_before)
+    return results
 
 
 @torch.no_grad()
@@ -311,7 +313,7 @@ def _outputs(
     fp64; None if stopped.
     """
     assert task.wide is not None
-    found: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
+    lists: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
     with evaluating(model), autocast(precision, model.device):
         for batch in batches:
             if stop():
@@ -320,9 +322,9 @@ def _outputs(
             for path in (DEEP, WIDE):
                 task.wide.set_share(float(path == DEEP), float(path == WIDE))
                 outputs, targets = task.asked(model, here)
-                found[path].append(at_least_single(outputs).double().cpu())
-            found[2].append(targets.cpu())
-    return found
+                lists[path].append(at_least_single(outputs).double().cpu())
+            lists[2].append(targets.cpu())
+    return lists
 
 
 def _shares(
@@ -338,9 +340,9 @@ def _shares(
         return fitted, None
     part, total = torch.arange(count) % _PARTS, 0.0
     for i in range(_PARTS):
-        own, rest = part == i, part != i
+        fold, rest = part == i, part != i
         a, b = _factors(model, deep[rest], wide[rest], targets[rest], reads)
-        total += float(model.head.loss(a * deep[own] + b * wide[own], targets[own]))
+        total += float(model.head.loss(a * deep[fold] + b * wide[fold], targets[fold]))
     a, b = (float(path in reads) / len(reads) for path in (DEEP, WIDE))
     plain = float(model.head.loss(a * deep + b * wide, targets))
     return ((a, b), plain / count) if plain <= total else (fitted, total / count)
@@ -363,9 +365,11 @@ def _factors(
     def loss() -> Tensor:
         optimizer.zero_grad()
         a, b = size.exp() * on
-        found = (model.head.loss(a * deep + b * wide, targets) + (size * on).relu().square().sum() / 2) / len(targets)
-        found.backward()
-        return found
+        objective = (model.head.loss(a * deep + b * wide, targets) + (size * on).relu().square().sum() / 2) / len(
+            targets
+        )
+        objective.backward()
+        return objective
 
     with torch.enable_grad():
         optimizer.step(loss)  # type: ignore[arg-type]

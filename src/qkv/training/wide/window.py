@@ -35,8 +35,8 @@ Shares = Mapping[str, float]
 def fit_window(model: Transformer, wide: WidePath, dataset: SeriesDataset) -> list[str]:
     """Train the wide path beside a forecasting model with the loss of the model's head; return notices."""
     head: Any = model.head
-    own = fit_linear(dataset, head.form, head.each, True).affine()
-    _set(wide, Affine(torch.nn.functional.pad(own.table, (0, 0, 0, 2)), own.bias), 1.0, 0.0)
+    affine = fit_linear(dataset, head.form, head.each, True).affine()
+    _set(wide, Affine(torch.nn.functional.pad(affine.table, (0, 0, 0, 2)), affine.bias), 1.0, 0.0)
     return ["the linear path (DLinear on standardised windows) is trained"]
 
 
@@ -64,8 +64,8 @@ def join_window(
     assert isinstance(wide, LinearWindow)
     maps = {NORMALISED: Affine(wide.table.detach().clone(), wide.bias.detach().clone())}
     for kind, points in predictors(dataset).items():
-        found = with_intervals(dataset, points, head.form, head.each)  # type: ignore[arg-type]
-        maps[_BASELINES[kind]] = Affine(*(part.to(model.device) for part in found))
+        affine = with_intervals(dataset, points, head.form, head.each)  # type: ignore[arg-type]
+        maps[_BASELINES[kind]] = Affine(*(part.to(model.device) for part in affine))
     race = _Race(model, task, dataset, precision, stop, maps, name)
     sides: dict[str, Shares] = {label: {label: 1.0} for label in (*maps, name)}
     mixed = [label for label in (name, NORMALISED, _BASELINES[LINEAR]) if label in sides]
@@ -80,9 +80,9 @@ def join_window(
     if stop():
         return None
     contestants, any_of = [], dataset.recipe.wide.keeps == "any"  # type: ignore[union-attr]
-    for label, own in sides.items():
-        deep, eligible = own.get(name, 0.0), any_of or (name in own and own.keys() <= {name, NORMALISED})
-        wide_share, seen = sum(own.values()) - deep, tested.get(label, {})
+    for label, mixture in sides.items():
+        deep, eligible = mixture.get(name, 0.0), any_of or (name in mixture and mixture.keys() <= {name, NORMALISED})
+        wide_share, seen = sum(mixture.values()) - deep, tested.get(label, {})
         contestants.append(Contestant(label, deep, wide_share, figures[label], seen, eligible))
     baselines = [figures[_BASELINES[kind]][task.metric] for kind in predictors(dataset)]
     order = ranked(contestants, task.metric, min(baselines))
@@ -158,27 +158,27 @@ def convex(products: np.ndarray) -> list[float]:
     Factors of rows with non-finite values are 0.
     """
     count = len(products)
-    best, found = np.inf, [0.0] * count
+    best, factors = np.inf, [0.0] * count
     for size in range(1, count + 1):
         for some in combinations(range(count), size):
-            own = products[np.ix_(some, some)]
-            if not np.isfinite(own).all():
+            square = products[np.ix_(some, some)]
+            if not np.isfinite(square).all():
                 continue
-            raw = np.linalg.lstsq(own, np.ones(size), rcond=None)[0] if size > 1 else np.ones(1)
+            raw = np.linalg.lstsq(square, np.ones(size), rcond=None)[0] if size > 1 else np.ones(1)
             if raw.sum() <= 0 or (raw < 0).any():
                 continue
             share = raw / raw.sum()
-            error = float(share @ own @ share)
+            error = float(share @ square @ share)
             if error < best - 1e-12:
-                best, found = error, [0.0] * count
+                best, factors = error, [0.0] * count
                 for i, value in zip(some, share.tolist(), strict=True):
-                    found[i] = value
-    return found
+                    factors[i] = value
+    return factors
 
 
 @torch.no_grad()
-def _set(path: WidePath | None, found: Affine, deep: float, wide: float) -> None:
+def _set(path: WidePath | None, affine: Affine, deep: float, wide: float) -> None:
     assert isinstance(path, LinearWindow)
-    path.table.copy_(found.table)
-    path.bias.copy_(found.bias)
+    path.table.copy_(affine.table)
+    path.bias.copy_(affine.bias)
     path.set_share(deep, wide)
