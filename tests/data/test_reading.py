@@ -25,7 +25,7 @@ from qkv.data import reading
 from qkv.data.corpora.corpus import open_corpus
 from qkv.data.corpora.text import TextSource
 from qkv.data.processors.images import ImageProcessor
-from qkv.data.reading import identity_of, kept, latest, one_reading, read_once, release
+from qkv.data.reading import cached, identity_of, latest, one_reading, read_once, release
 from qkv.spec.data import Data
 from qkv.spec.files.yaml_io import write_spec
 from qkv.spec.recipe import Recipe
@@ -310,15 +310,15 @@ def test_results_are_kept_only_inside_and_until_released() -> None:
         made.append(len(made))
         return made[-1]
 
-    assert [kept("x", make), kept("x", make)] == [0, 1]
+    assert [cached("x", make), cached("x", make)] == [0, 1]
     with one_reading():
-        assert kept("x", make) == 2
+        assert cached("x", make) == 2
         with one_reading():
-            assert kept("x", make) == 2
-        assert kept("x", make) == 2
+            assert cached("x", make) == 2
+        assert cached("x", make) == 2
         release()
-        assert kept("x", make) == 3
-    assert kept("x", make) == 4
+        assert cached("x", make) == 3
+    assert cached("x", make) == 4
 
 
 def test_the_latest_result_of_a_name_is_kept() -> None:

@@ -25,7 +25,7 @@ from qkv.models.fast.layout import lay_out
 from qkv.models.fast.native_parts import FIELDS, beyond
 from qkv.models.transformer import Transformer
 from qkv.ops.native.step import INPUTS, Steps
-from qkv.ops.selection.choices import made
+from qkv.ops.selection.choices import twin_of
 from qkv.spec.base import Spec
 from qkv.spec.model import Model
 from qkv.spec.models.adapt import LoRA
@@ -101,7 +101,7 @@ def test_steps_equal_the_parts_in_float64(name: str, rows: int) -> None:
     model, ids = built(FORMS[name]), tokens(rows, 12)
     found = decoded(model, ids, 5)
     assert used(model)
-    assert made("decoding step", "up to 32 new positions, all blocks") == "native"
+    assert twin_of("decoding step", "up to 32 new positions, all blocks") == "native"
     expected = decoded(copy.deepcopy(model).double(), ids, 5)
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-5)
 

@@ -8,7 +8,7 @@ from tests.ops.test_native import needs_native
 
 from qkv.layers.position_wise.activations import ACTIVATIONS
 from qkv.ops.activation import Activation
-from qkv.ops.selection.choices import made
+from qkv.ops.selection.choices import twin_of
 
 NATIVE = [name for name, found in ACTIVATIONS.items() if isinstance(found, Activation)]
 
@@ -44,7 +44,7 @@ def test_both_ways_agree_in_a_call_and_gradients_go_through_torch(name: str) -> 
         torch.testing.assert_close(of(name)(x), of(name).plain(x), rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(of(name)(x.t()), of(name).plain(x.t()))  # not side by side
         assert of(name)(x.bfloat16()).dtype == torch.bfloat16
-    assert made("activation", name) in ("torch", "native")
+    assert twin_of("activation", name) in ("torch", "native")
     leaf = x.clone().requires_grad_()
     of(name)(leaf).sum().backward()
     assert leaf.grad is not None

@@ -14,7 +14,7 @@ from tests.ops.compare import assert_all_same, assert_same, outputs_and_gradient
 from torch import Tensor
 
 from qkv.ops.recurrence import choose, reference
-from qkv.ops.recurrence.reversal import reversal, taken
+from qkv.ops.recurrence.reversal import gather_positions, reversal
 
 WIDTH, HIDDEN = 5, 4
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}
@@ -103,13 +103,13 @@ def test_rows_are_reversed_up_to_their_lengths_and_back(lengths: list[int]) -> N
     rows = [list(range(7)) for _ in lengths]
     index = reversal(7, torch.tensor(lengths), torch.device("cpu"))
     expected = [row[:n][::-1] + row[n:] for row, n in zip(rows, lengths, strict=True)]
-    assert taken(torch.tensor(rows), index).tolist() == expected
-    assert taken(taken(torch.tensor(rows), index), index).tolist() == rows
+    assert gather_positions(torch.tensor(rows), index).tolist() == expected
+    assert gather_positions(gather_positions(torch.tensor(rows), index), index).tolist() == rows
 
 
 def test_rows_without_lengths_are_reversed_whole() -> None:
     x = torch.arange(12).view(2, 3, 2)
-    assert torch.equal(taken(x, reversal(3, None, x.device)), x.flip(1))
+    assert torch.equal(gather_positions(x, reversal(3, None, x.device)), x.flip(1))
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])

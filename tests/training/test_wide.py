@@ -246,7 +246,7 @@ def test_contestants_are_compared_on_as_many_batches_as_fit_into_memory(monkeypa
 
     def kept(memory: int | None) -> list[int]:
         monkeypatch.setattr(wide_module, "usable_memory", lambda: memory)
-        return [int(batch.input.values[0, 0]) for batch in wide_module._held(iter(batches), 3)]
+        return [int(batch.input.values[0, 0]) for batch in wide_module._subset_in_memory(iter(batches), 3)]
 
     each = 2 * 5 * 8 + 3 * 8 * 3 * 2
     assert kept(None) == kept(4 * 20 * each) == list(range(20))

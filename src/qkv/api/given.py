@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qkv.choosing.verbs import data_fields
-from qkv.data.given.files import kept
+from qkv.data.given.files import write_splits
 from qkv.data.given.plain import sort
 from qkv.data.given.tables import ALLOWED, are_splits, is_column, is_frame, is_given, splits_of
 from qkv.data.records.images.pictures import is_picture
@@ -67,7 +67,7 @@ def training_files(
     def folder(name: str) -> Path:
         return place.folder(f"{task or 'text'}-{name[:8]}" if is_given(source) else Path(source).stem)
 
-    with kept(splits, place.out or place.runs, folder, task is None, _SPEC) as files:
+    with write_splits(splits, place.out or place.runs, folder, task is None, _SPEC) as files:
         evaluation_splits = {split: files.sources[split] for split in _HELD_OUT if split in splits}
         settings = (
             {**fields, **evaluation_splits} if task is None else {"bad_rows": "refuse", **fields, **evaluation_splits}
@@ -101,7 +101,7 @@ def temporary_file(data: Any, running: bool) -> Iterator[str]:
         raise UserError(f"the data has the splits {', '.join(map(str, data))}; give one of them")
     with TemporaryDirectory(prefix="qkv-") as folder:
         place = Path(folder)
-        with kept({"train": data}, place, lambda _: place, running) as files:
+        with write_splits({"train": data}, place, lambda _: place, running) as files:
             yield files.sources["train"]
 
 

@@ -112,7 +112,7 @@ def automatic_task(
 
     Raises ``UserError`` for an unusable table.
     """
-    request = _asked(task_of(kind), data, overrides, machine, start, adapt)
+    request = _recipe_request(task_of(kind), data, overrides, machine, start, adapt)
     processor = request.data.processor
     choice = choice_for(request.task) or choice_for(processor)
     if choice is None:
@@ -139,7 +139,7 @@ def _for_texts(request: RecipeRequest, quick: bool, start: str | None, adapt: st
     return as_asked(_within_memory(recipe), quick, request.changes)
 
 
-def _asked(
+def _recipe_request(
     task: TaskSpec,
     data: Mapping[str, Any],
     overrides: Iterable[str],

@@ -107,7 +107,7 @@ def identity_of_data(data: Data) -> Hashable:
     return json.dumps(reads, sort_keys=True), tuple(identity_of(file) for file in files if file is not None)
 
 
-def kept(key: Hashable, read: Callable[[], T]) -> T:
+def cached(key: Hashable, read: Callable[[], T]) -> T:
     """Return the result of ``read`` for ``key``, cached until ``release``. ``key``: everything that the result depends
     on.
     """

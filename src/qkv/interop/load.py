@@ -179,7 +179,7 @@ class Origin(NamedTuple):
     def __str__(self) -> str:
         return str(self.path)
 
-    def own(self, name: str) -> str:
+    def stored_name(self, name: str) -> str:
         """Return the name in the checkpoint of the tensor with the published name ``name``."""
         return self.names.get(name, name)
 
@@ -249,7 +249,7 @@ def _packed(
         if matrix is None:
             continue
         if not matrix.finite:
-            name = source.own(match.theirs[0])
+            name = source.stored_name(match.theirs[0])
             raise UserError(f"{source}: the tensor {name!r} has weights that are not finite numbers")
         packed[match.ours] = matrix.packed()
     return packed
@@ -283,13 +283,13 @@ def _ignored(
             ignored.append((name, reason))
     missing = sorted(names - stored.keys())
     if missing:
-        name = source.own(missing[0])
+        name = source.stored_name(missing[0])
         raise UserError(
             f"{source} lacks the tensor {name!r}{_more(missing)}, which its config requires; "
             f"{_near(name, set(unexpected))}"
         )
     if unexpected:
-        expected = _near(unexpected[0], {source.own(name) for name in names})
+        expected = _near(unexpected[0], {source.stored_name(name) for name in names})
         raise UserError(
             f"{source} has the tensor {unexpected[0]!r}{_more(unexpected)}, which its config does not use; {expected}"
         )
@@ -300,7 +300,7 @@ def _read_extra(
     family: Family, architecture: str, stored: Mapping[str, Stored], dtype: torch.dtype | None
 ) -> dict[str, Tensor]:
     """Read the stored tensors that qkv's model lacks but an export writes back unchanged, by published name."""
-    reasons = family.kept(architecture)
+    reasons = family.extra_tensors(architecture)
     named = {family.written_name(architecture, name): tensor for name, tensor in stored.items()}
     return {
         name: _cast(tensor.read(), dtype) for name, tensor in named.items() if reason_for(name, reasons) is not None
@@ -321,14 +321,15 @@ def _check(match: Match, shape: torch.Size, stored: Mapping[str, Stored], source
     for name, part in zip(match.theirs, parts, strict=True):
         if stored[name].shape != tuple(part.shape):
             shapes = f"{list(stored[name].shape)}, but its config requires {list(part.shape)}"
-            raise UserError(f"{source}: the tensor {source.own(name)!r} has the shape {shapes}")
+            raise UserError(f"{source}: the tensor {source.stored_name(name)!r} has the shape {shapes}")
 
 
 def _check_zeros(zeros: Mapping[str, str], stored: Mapping[str, Stored], source: Origin) -> None:
     for name, reason in zeros.items():
         if name in stored and bool(stored[name].read().any()):
             raise UserError(
-                f"{source}: the tensor {source.own(name)!r} has values other than 0, which qkv does not support; "
+                f"{source}: the tensor {source.stored_name(name)!r} has values other than 0, which qkv does not "
+                "support; "
                 f"it supports {reason}"
             )
 
@@ -351,7 +352,8 @@ def _check_tied(
         for name, part in zip(match.theirs, match.way.outward(tensors[match.ours].detach(), match.cut), strict=True):
             if name in stored and not torch.equal(_cast(stored[name].read(), dtype), part):
                 raise UserError(
-                    f"{source}: {source.own(name)!r} and {source.own(owner)!r} are one shared tensor in qkv's model of "
+                    f"{source}: {source.stored_name(name)!r} and {source.stored_name(owner)!r} are one shared "
+                    "tensor in qkv's model of "
                     "this config, but their values differ"
                 )
 

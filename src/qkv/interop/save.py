@@ -114,7 +114,7 @@ def save_published(
 
 def _extra_tensors(extra: Mapping[str, Tensor], cover: Covering, model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of ``extra`` that files of this architecture may hold, in the model's dtype."""
-    reasons, dtype = cover.family.kept(cover.architecture), next(model.parameters()).dtype
+    reasons, dtype = cover.family.extra_tensors(cover.architecture), next(model.parameters()).dtype
     return {name: tensor.to(dtype) for name, tensor in extra.items() if reason_for(name, reasons) is not None}
 
 

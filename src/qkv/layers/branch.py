@@ -109,7 +109,7 @@ class MemoryBranch(Branch):
         """Compute the state from a memory, such as the memory's keys and values."""
         raise NotImplementedError
 
-    def known(self, context: Context, state: State | None) -> State:
+    def memory_state(self, context: Context, state: State | None) -> State:
         """Return ``state``, or if it is None, ``remember`` of the memory in ``context``."""
         return self.remember(context.memories[self.memory_name]) if state is None else state
 

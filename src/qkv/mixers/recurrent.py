@@ -17,7 +17,7 @@ from qkv.layers.observable import Observable, Points
 from qkv.layers.tap import Tap
 from qkv.ops.recurrence.choose import recur
 from qkv.ops.recurrence.reference import Memory
-from qkv.ops.recurrence.reversal import reversal, taken
+from qkv.ops.recurrence.reversal import gather_positions, reversal
 from qkv.ops.recurrence.trace import GATES, Values, trace
 from qkv.spec import branches as spec
 from qkv.spec.register import implements
@@ -136,9 +136,9 @@ class Recurrent(Branch):
         starts = (
             None
             if context.segments is None
-            else replace(context, segments=taken(context.segments, index)).document_starts
+            else replace(context, segments=gather_positions(context.segments, index)).document_starts
         )
-        return taken(cell(taken(x, index), start, starts, None, context.tap)[0], index)
+        return gather_positions(cell(gather_positions(x, index), start, starts, None, context.tap)[0], index)
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
         if not self.causal:

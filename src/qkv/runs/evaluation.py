@@ -95,7 +95,7 @@ def evaluate_split(
     if stop():
         return None
     figures = {**evaluation.figures, "targets": seen.count, "seconds": time.perf_counter() - began}
-    return replace(evaluation, figures=figures, notes=[*evaluation.notes, *dataset.told(split)])
+    return replace(evaluation, figures=figures, notes=[*evaluation.notes, *dataset.notes_on(split)])
 
 
 def held_out(dataset: Dataset) -> tuple[str, ...]:

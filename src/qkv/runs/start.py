@@ -310,10 +310,10 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
     some = _part_of_head(model_tensors, published, model) if published and not fits else set()
     rest = "" if fits else f"; its head is initialised at random{', except ' * bool(some)}{', '.join(sorted(some))}"
     begun = f"the model is initialised with the weights of {source!r}{rest}"
-    return [begun, *resampled, *_told(model, pooling, source), *_new_rows(model, model_tensors, tensors)]
+    return [begun, *resampled, *_folder_notices(model, pooling, source), *_new_rows(model, model_tensors, tensors)]
 
 
-def _told(model: Transformer, pooling: SentencePooling | None, source: str) -> list[str]:
+def _folder_notices(model: Transformer, pooling: SentencePooling | None, source: str) -> list[str]:
     """Return notices on the pooling of a sentence-transformers folder, and on modules of the folder that the model
     lacks.
     """

@@ -75,7 +75,7 @@ class Dataset(ABC):
     def epoch_targets(self) -> int:
         """Number of predicted targets (such as tokens) in the training split."""
 
-    def told(self, split: str) -> list[str]:
+    def notes_on(self, split: str) -> list[str]:
         """Return notes for the user about a split to evaluate, such as its share of unknown tokens."""
         return []
 
@@ -156,7 +156,7 @@ class TextDataset(Dataset):
         shares = (counts.unknown / counts.tokens, counts.unknown_bytes / counts.tokens)
         return Scale(counts.characters_per_token, counts.bytes_per_token, (), *shares)
 
-    def told(self, split: str) -> list[str]:
+    def notes_on(self, split: str) -> list[str]:
         unknown = self.scale(split).unknown
         if not unknown:
             return []

@@ -200,7 +200,7 @@ def _parts(row: Mapping[str, Any], roles: Sequence[str] = ("text", "pair")) -> l
     return [role for role in roles if role == roles[0] or row.get(role) is not None]
 
 
-def told(row: Mapping[str, Any], roles: Sequence[str] = ("text", "pair")) -> str:
+def row_text(row: Mapping[str, Any], roles: Sequence[str] = ("text", "pair")) -> str:
     """Return the text of a row, or both texts of a pair joined, for display and for n-grams."""
     return " | ".join(row[role] for role in _parts(row, roles))
 
@@ -229,7 +229,7 @@ class TextReader(InputReader, Truncation):
         return notes
 
     def shown(self, row: Mapping[str, Any]) -> str:
-        return told(row)
+        return row_text(row)
 
     @property
     def _stride(self) -> int:

@@ -72,7 +72,7 @@ class Budget:
         self._world.lead(lambda: write_plan(self._folder, plan))
         self._take(plan)
 
-    def told(self, done: int) -> Planned:
+    def announcement(self, done: int) -> Planned:
         """Return the event that announces the planned number of steps and the expected time, as of update ``done``."""
         stage = self.stage(done)
         assert self._given.minutes is not None

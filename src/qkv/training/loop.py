@@ -144,7 +144,7 @@ class Trainer:
         while not self.finished and not stop:
             self._update()
             if self.budget.check(self.now.step, self._spent()):
-                self._tell(self.budget.told(self.now.step))
+                self._tell(self.budget.announcement(self.now.step))
             self._look(stop)
             self.setup.environment.keep()
             if self._save_is_due():
@@ -177,7 +177,7 @@ class Trainer:
         self.tell(Started(self.now.step, self.steps, parameters, tokens, counted(self.setup.task)))
         if self.budget.limited:
             planned = is_planned(self.setup.folder)
-            (self.tell if planned else self._tell)(self.budget.told(self.now.step))
+            (self.tell if planned else self._tell)(self.budget.announcement(self.now.step))
 
     def _choose_paths(self) -> None:
         """Run one eager forward pass, in which ops measure and choose their implementations: the compiler cannot trace
@@ -486,7 +486,7 @@ def _train(
     evaluates: bool = True,
 ) -> Run:
     """Train one recipe without candidates in ``folder``, which the first process has locked; see ``train``."""
-    with random_state.own(recipe.training.seed), using(ChoiceTable(world)):
+    with random_state.seeded(recipe.training.seed), using(ChoiceTable(world)):
         # Not bound to a name: the checkpoint's tensors are copied, and a name would keep both copies in memory.
         trainer = Trainer(*prepare(recipe, folder, resume, on_event, world), on_event, began, evaluates)
         if trainer.finished:

@@ -46,7 +46,7 @@ def restore(saved: Mapping[str, Tensor]) -> None:
 
 
 @contextmanager
-def own(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Return a context manager that seeds the global random generators with ``seed`` and restores the caller's states
     on exit.
     """

@@ -71,7 +71,7 @@ def prepare(
     Returns (setup, checkpoint to resume from). The model already has the weights of the checkpoint; the checkpoint of a
     new run is None. Raises UserError if recipe, data or checkpoint do not fit together; the folder is then unchanged.
     """
-    previous = world.lead(lambda: _known(folder, resume))
+    previous = world.lead(lambda: _read_existing(folder, resume))
     recipe = with_start(recipe, previous)
     dataset = task_of_recipe(recipe).open(recipe, Vocabulary.load(folder) if previous else None)
     release()  # the dataset keeps the rows that it needs
@@ -132,7 +132,7 @@ def _with_columns(recipe: Recipe, previous: Recipe | None) -> Recipe:
     return recipe.changed(data=recipe.data.changed(columns={}))
 
 
-def _known(folder: Path, resume: bool) -> Recipe | None:
+def _read_existing(folder: Path, resume: bool) -> Recipe | None:
     """Remove partly written files and read the recipe of the run in ``folder``; None if there is no run. Raises
     ``UserError`` if there is a run and ``resume`` is False.
     """

@@ -113,10 +113,10 @@ def swap(
             return swap(source, changes, out, heal, data, show, copy)
     old = load(source, copy=copy) if isinstance(source, (str, Path)) else source
     recipe, folder = _recipe(old, list(changes), heal, data), Path(out)
-    with locked(folder), random_state.own(recipe.training.seed), using(ChoiceTable()):
+    with locked(folder), random_state.seeded(recipe.training.seed), using(ChoiceTable()):
         setup, _ = prepare(recipe, folder, False, on_event)
         moved = transplant(old.model, setup.model)
-        for sentence in told(moved):
+        for sentence in describe_transfer(moved):
             on_event(Notice(sentence))
         length, memory = min(_LENGTH, setup.recipe.model.context_length), usable_memory() or 1 << 34
         figures = {BEFORE: _figures(old.model.to(setup.device), setup, length, memory)}
@@ -126,7 +126,7 @@ def swap(
     return Swapped(load(folder, copy=copy), moved, healed, length, memory)
 
 
-def told(moved: list[Transferred]) -> list[str]:
+def describe_transfer(moved: list[Transferred]) -> list[str]:
     """Return sentences that describe which weights a swap kept, initialised at random, or adapted."""
     total, kept_count = sum(one.numbers for one in moved), sum(one.taken for one in moved)
     sentences = [f"{kept_count:,} of {total:,} parameters keep their weights ({kept_count / max(1, total):.1%})"]

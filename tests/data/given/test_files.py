@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qkv.data.corpora.sources import resolve
-from qkv.data.given.files import kept
+from qkv.data.given.files import write_splits
 from qkv.data.records.model import Role
 from qkv.data.records.open import open_records
 from qkv.spec.data import Data
@@ -22,7 +22,7 @@ TEXT, LABEL = Role("text", "text", ("text",)), Role("label", "label", ("label",)
 
 
 def write(data: Any, folder: Path, running: bool = False, **others: Any) -> dict[str, str]:
-    with kept({"train": data, **others}, folder, lambda _: folder, running) as found:
+    with write_splits({"train": data, **others}, folder, lambda _: folder, running) as found:
         return found.sources
 
 
@@ -79,7 +79,9 @@ def test_what_is_no_running_text_leaves_no_file(data: Any, sentence: str, tmp_pa
 
 def test_files_stay_only_if_the_folder_became_their_run(tmp_path: Path) -> None:
     def fail(text: str, spec: str | None) -> None:
-        with kept({"train": [text]}, tmp_path / "runs", lambda _: tmp_path / "runs" / "a", True, "spec.yaml") as found:
+        with write_splits(
+            {"train": [text]}, tmp_path / "runs", lambda _: tmp_path / "runs" / "a", True, "spec.yaml"
+        ) as found:
             if spec is not None:
                 (found.folder / "spec.yaml").write_text(spec.format(found.sources["train"]))
             raise UserError("no")

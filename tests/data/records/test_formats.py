@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.data.records.cases import ANSWER, CLASSIFY, SCORE, TAG, TRANSLATE, everything, in_order, read, write
 
 from qkv.data.corpora.text import TextSource
-from qkv.data.records.formats import told
+from qkv.data.records.formats import detect_format
 from qkv.data.records.model import Role
 from qkv.data.records.readers.conll import conll
 from qkv.data.records.readers.delimited import delimited
@@ -253,7 +253,7 @@ def test_a_long_cell_is_no_limit(tmp_path: Path) -> None:
     ],
 )
 def test_the_format_is_told(name: str, content: str, roles: tuple[Role, ...], expected: str | None) -> None:
-    assert told(TextSource.of_string(content, name), roles) == expected
+    assert detect_format(TextSource.of_string(content, name), roles) == expected
 
 
 def test_a_format_that_is_given_needs_no_ending(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from qkv.layers.tap import Tap
 from qkv.models.edit.adapt import adapt
 from qkv.models.stack.layered import Layered
 from qkv.models.transformer import Stack, Transformer
-from qkv.ops.selection.choices import assuming, made
+from qkv.ops.selection.choices import assuming, twin_of
 from qkv.spec.model import Model
 from qkv.spec.models.adapt import Whole
 from qkv.spec.training import Training
@@ -147,7 +147,7 @@ class _Run:
         if op != "attention":
             return next(iter(among))
         choice = self.asked.irregular if case.startswith("any mask") else self.asked.attention
-        return choice if choice != HERE else made(op, case) or "sdpa"
+        return choice if choice != HERE else twin_of(op, case) or "sdpa"
 
     def stacks(self) -> Iterator[tuple[str, Layered]]:
         """Yield (prefix of its parts, stack) of each stack, in order of execution."""

@@ -24,7 +24,7 @@ class Kept(NamedTuple):
 
 
 @contextmanager
-def kept(
+def write_splits(
     splits: Mapping[str, Any], place: Path, folder_of: Callable[[str], Path], running: bool, used: str = ""
 ) -> Iterator[Kept]:
     """Context manager that writes each split that is data in memory to a file in the folder of a run; a split that

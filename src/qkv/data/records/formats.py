@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from qkv.data.corpora.text import TextSource
-from qkv.data.reading import identity_of, kept
+from qkv.data.reading import cached, identity_of
 from qkv.data.records.images.clips import ARRAYS, are_pixels, clips_in, numbered_pictures, pixel_table
 from qkv.data.records.images.pictures import Values, folder_table, folder_tables
 from qkv.data.records.lists import begins_list
@@ -77,14 +77,14 @@ def _table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, 
     text = _text(source, option, names)
     if kept_name(source):
         text.name = IN_MEMORY
-        return kept((identity_of(source), "jsonl"), lambda: replace(with_graphs(jsonl(text)), given=True))
+        return cached((identity_of(source), "jsonl"), lambda: replace(with_graphs(jsonl(text)), given=True))
     if source.lower().endswith(".npz"):
-        return kept((identity_of(source), "npz"), lambda: _arrays(text, arrays_of(text)))
+        return cached((identity_of(source), "npz"), lambda: _arrays(text, arrays_of(text)))
     if source.lower().endswith(".npy"):
-        return kept((identity_of(source), "npy"), lambda: _arrays(text, {SERIES: npy_array(text)}))
+        return cached((identity_of(source), "npy"), lambda: _arrays(text, {SERIES: npy_array(text)}))
     if not head(text).strip():
         raise UserError(f"{option}: {source!r} is empty")
-    kind = data.format or told(text, roles)
+    kind = data.format or detect_format(text, roles)
     if kind is None:
         where = option.rpartition(".")[0]  # empty if the format cannot be set by an option
         formats = ", ".join(get_args(Format))
@@ -98,7 +98,7 @@ def _table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, 
     decides = (
         (columns, tuple(roles)) if kind == "parallel" else tuple(column for column in columns if column.isdecimal())
     )
-    return kept((identity_of(source), kind, decides), lambda: _read(text, kind, columns, roles))
+    return cached((identity_of(source), kind, decides), lambda: _read(text, kind, columns, roles))
 
 
 def split_tables(
@@ -119,7 +119,7 @@ def folder_of(table: Table) -> Path | None:
     return None if table.given else Path(table.name.partition(SEPARATOR)[0].strip()).expanduser().parent
 
 
-def told(text: TextSource, roles: Sequence[Role]) -> Format | None:
+def detect_format(text: TextSource, roles: Sequence[Role]) -> Format | None:
     """Detect the format of a data file from its extension (ignoring ``.gz``), then from its first lines; None if
     unclear.
     """
@@ -235,7 +235,7 @@ def _joined(source: str, data: spec.Data, option: str) -> Table:
             f"{option}: {source!r} joins two texts, but the format is {data.format!r}; leave it out, or name one file"
         )
     first, second = (_text(name, option) for name in names)
-    return kept((identity_of(names[0]), identity_of(names[1])), lambda: parallel(first, second))
+    return cached((identity_of(names[0]), identity_of(names[1])), lambda: parallel(first, second))
 
 
 def _text(source: str, option: str, names: Sequence[str] = ()) -> TextSource:

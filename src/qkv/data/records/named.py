@@ -10,7 +10,7 @@ from typing import NamedTuple
 from qkv.data.corpora.named import PublishedFile
 from qkv.data.corpora.sources import published
 from qkv.data.corpora.text import TextSource
-from qkv.data.reading import kept
+from qkv.data.reading import cached
 from qkv.data.records.images.moving import moving_garments
 from qkv.data.records.model import BadRow
 from qkv.data.records.readers.conll import conll
@@ -57,7 +57,7 @@ def named_tables(name: str) -> dict[str, Table]:
 
     Raises ``UserError`` if a file is neither present nor downloadable.
     """
-    return {split: kept((name, split), partial(_named_table, name, split)) for split in TABLES[name].splits}
+    return {split: cached((name, split), partial(_named_table, name, split)) for split in TABLES[name].splits}
 
 
 def _named_table(name: str, split: str) -> Table:

@@ -104,7 +104,7 @@ class Family:
         """
         return name.removeprefix(self.prefix) if self.architectures[architecture].bare else name
 
-    def kept(self, architecture: str) -> Reasons:
+    def extra_tensors(self, architecture: str) -> Reasons:
         """Return the tensors that qkv's model lacks but an export may write back, with reasons, by name as written."""
         return {
             self.written_name(architecture, name): reason

@@ -52,7 +52,7 @@ class AdditiveAttention(MemoryBranch):
         return AdditiveMemory(additive_keys(vectors, self.memory.weight), vectors, memory.lengths)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        memory = self.known(context, state)
+        memory = self.memory_state(context, state)
         weights = self.offer(context.tap, "weights", self._weights(x, memory)[:, None])[:, 0]
         return self.output(weights @ memory.vectors), state
 

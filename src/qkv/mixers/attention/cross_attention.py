@@ -90,7 +90,7 @@ class CrossAttention(MemoryBranch):
         return MemoryKeys(k if self.key_norm is None else self.key_norm(k, _NOWHERE), v, memory.lengths)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        keys = self.known(context, state)
+        keys = self.memory_state(context, state)
         projected = {"q": self._queries(x, context), "k": keys.keys, "v": keys.values}
         q, k, v = (self.offer(context.tap, name, value) for name, value in projected.items())
         out = attend(self, (q, k, v), self._problem(keys, context), context)

@@ -26,7 +26,7 @@ class FixedContext(MemoryBranch):
         return pooled(vectors, memory.lengths, self.part.pooling)
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        return self.output(self.known(context, state))[:, None].expand_as(x), state
+        return self.output(self.memory_state(context, state))[:, None].expand_as(x), state
 
     def ending(self) -> nn.Module:
         return self.output

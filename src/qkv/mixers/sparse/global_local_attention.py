@@ -12,7 +12,7 @@ from qkv.layers.linear.linear import Linear
 from qkv.layers.observable import Points, standard
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.reference import AttentionProblem
-from qkv.ops.attention.twins.global_local import Places, place, taken, windowed
+from qkv.ops.attention.twins.global_local import Places, gather_rows, place, windowed
 from qkv.ops.masks import Full, Sites
 from qkv.spec.mixers import sparse_attention as spec
 from qkv.spec.register import implements
@@ -70,10 +70,10 @@ class GlobalLocalAttention(Branch):
 
     def _with_global(self, out: Tensor, x: Tensor, places: Places, dropout: float) -> Tensor:
         """Replace the outputs of global positions in ``out`` (B, H, N, Dk) by their attention over all keys."""
-        (q,) = self._heads(self.global_query(taken(x, places.index)))
+        (q,) = self._heads(self.global_query(gather_rows(x, places.index)))
         k, v = self._heads(self.global_key_value(x))
         seen = attention(q, k, v, AttentionProblem(Full(), _of_global(places, x.shape[0]), self.scale, dropout=dropout))
-        seen = torch.where(places.picked()[:, None, :, None], seen, taken(out, places.index))
+        seen = torch.where(places.picked()[:, None, :, None], seen, gather_rows(out, places.index))
         index = places.index.expand(x.shape[0], -1)[:, None, :, None].expand_as(seen)
         return out.scatter(2, index, seen)
 

@@ -13,7 +13,7 @@ import torch
 
 from qkv.ops.linear.choose import linear
 from qkv.ops.selection import timing
-from qkv.ops.selection.choices import NOISE, Choice, choose, told
+from qkv.ops.selection.choices import NOISE, Choice, choose, format_race
 from qkv.system.optional import turned_off
 
 # (rows, inner, outer). The first sample takes only milliseconds even if bf16 is emulated, and rules bf16 out then.
@@ -58,7 +58,7 @@ def _measured(case: str, device: torch.device) -> Choice:
     """Time a linear layer forward and backward: fp32 by its fastest implementation, bf16 including casts."""
     for size in (_TINY, _SAMPLES.get(device.type, _ACCELERATOR)):
         times = timing.race({name: _run(name, size, device) for name in ("fp32", "bf16")})
-        reason = told(f"forward and backward at {' × '.join(map(str, size))}", times)
+        reason = format_race(f"forward and backward at {' × '.join(map(str, size))}", times)
         if len(times.seconds) < 2:
             return Choice("precision", case, "bf16" if "fp32" in times.failed else "fp32", reason)
         gain = times.seconds["fp32"] / times.seconds["bf16"]

@@ -14,7 +14,7 @@ def reversal(length: int, lengths: Tensor | None, device: torch.device) -> Tenso
     return torch.where(steps < lengths[:, None], lengths[:, None] - 1 - steps, steps)
 
 
-def taken(x: Tensor, index: Tensor) -> Tensor:
+def gather_positions(x: Tensor, index: Tensor) -> Tensor:
     """Gather positions of each row: x[b, index[b, i]] for x (B, N) or (B, N, D) and index (B or 1, N)."""
     index = index.expand(x.shape[0], -1)
     return x.gather(1, index if x.dim() == 2 else index[..., None].expand_as(x))

@@ -198,7 +198,7 @@ def fastest(op: str, case: str, plain: str, runs: Mapping[str, Callable[[], obje
     if not race.seconds:
         raise RuntimeError(race.failed[plain])
     best = min(race.seconds, key=lambda name: race.seconds[name])
-    reason = told(what, race)
+    reason = format_race(what, race)
     if plain in race.failed:
         return Choice(op, case, best, reason)
     gain = race.seconds[plain] / race.seconds[best]
@@ -213,7 +213,7 @@ def _confirmed(ratios: list[float]) -> float:
     return middle if middle > SMALLEST and sum(ratio > 1 for ratio in ratios) >= WON * len(ratios) else 1.0
 
 
-def told(what: str, race: timing.Race) -> str:
+def format_race(what: str, race: timing.Race) -> str:
     """Format the times of all candidates, fastest first, and the errors of those that cannot run."""
     times = ", ".join(f"{name} {s * 1e3:.3g}" for name, s in sorted(race.seconds.items(), key=lambda item: item[1]))
     return "; ".join(
@@ -225,7 +225,7 @@ def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def made(op: str, case: str) -> str | None:
+def twin_of(op: str, case: str) -> str | None:
     """Return the name of the implementation chosen for (op, case) outside ``assuming``; None if none was chosen."""
     choice = table().stored.choices.get((op, case))
     return None if choice is None else choice.twin

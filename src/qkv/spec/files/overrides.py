@@ -256,7 +256,7 @@ class _Search:
             for part in chosen:
                 yield from self.find(part, rest)
             if not chosen:
-                self._miss(place, names, self._known(place, spec, actual), _other_kinds(place, spec, actual, name))
+                self._miss(place, names, self._names_at(place, spec, actual), _other_kinds(place, spec, actual, name))
         return None
 
     def _in_plain(self, place: _Place, names: tuple[str, ...]) -> Iterator[_Place]:
@@ -300,7 +300,7 @@ class _Search:
                 if part.shape.spec is not None:
                     yield from self._named(part, part.shape.spec, name)
 
-    def _known(self, place: _Place, spec: type[Spec], actual: type[Spec]) -> frozenset[str]:
+    def _names_at(self, place: _Place, spec: type[Spec], actual: type[Spec]) -> frozenset[str]:
         names = {*actual.model_fields, *(["kind"] if is_slot(spec) else [])}
         for field in _lists_of_parts(actual):
             inner = self._field(place, actual, field, fill=True)

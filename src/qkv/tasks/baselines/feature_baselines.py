@@ -83,7 +83,9 @@ def features_of(dataset: ExampleDataset, split: str, also: str | None = None) ->
     Return None if the run's processor has no simple features. ``also``: name of a split whose rows are added to the
     training rows.
     """
-    split_rows = once(dataset, ("features", also), lambda: _known(dataset, also))  # the same rows for all splits
+    split_rows = once(
+        dataset, ("features", also), lambda: _training_features(dataset, also)
+    )  # the same rows for all splits
     if split_rows is None:
         return None
     table, transform = split_rows
@@ -93,7 +95,7 @@ def features_of(dataset: ExampleDataset, split: str, also: str | None = None) ->
 _Transform = Callable[[Sequence[Example]], Any]
 
 
-def _known(dataset: ExampleDataset, also: str | None) -> tuple[FeatureTable, _Transform] | None:
+def _training_features(dataset: ExampleDataset, also: str | None) -> tuple[FeatureTable, _Transform] | None:
     """Return (simple features of the run's training rows, function that computes the features of other rows).
 
     None if there are no training rows or no simple features.

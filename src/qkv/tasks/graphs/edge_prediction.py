@@ -100,10 +100,10 @@ class EdgeDataset(Dataset):
         return self._batch(self.without(hidden), hidden, negative)
 
     def rows(self, split: str, batches: int | None = None) -> Iterator[Batch]:
-        pairs, negative = self.asked(self.checked(split))
+        pairs, negative = self.sampled_pairs(self.checked(split))
         yield self._batch(self.without(pairs) if split == TRAIN else self._whole, pairs, negative)
 
-    def asked(self, split: str) -> tuple[np.ndarray, np.ndarray]:
+    def sampled_pairs(self, split: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (pairs of a split with an edge, at most as many pairs without an edge), the same in every run."""
         pairs = self.pairs[split]
         edges, draw = self._known[TRAIN] if split == TRAIN else self._every, random(0, HELD_OUT + len(pairs))
@@ -188,15 +188,15 @@ class EdgePredictionTask(JoinedTask):
         table = open_graph(recipe.data.changed(source=source))
         return EdgeDataset(recipe, table, vocabulary, _processor(vocabulary), other=True)
 
-    def asked(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
+    def outputs_at_targets(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
         return self.outputs(model, batch.input, tap), batch.targets
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        return model.head.loss(*self.asked(model, batch, tap))
+        return model.head.loss(*self.outputs_at_targets(model, batch, tap))
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         """Return the loss of a batch; outcomes: (target, logit) of its pairs."""
-        return self.observed(model, self.asked(model, batch)[0], batch)
+        return self.observed(model, self.outputs_at_targets(model, batch)[0], batch)
 
     def observed(self, model: Transformer, outputs: Tensor, batch: Batch) -> Observed:
         outcomes = list(zip(batch.targets.tolist(), at_least_single(outputs[:, 0]).tolist(), strict=True))
@@ -209,7 +209,7 @@ class EdgePredictionTask(JoinedTask):
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         assert isinstance(dataset, EdgeDataset)
         figures = {**self.figures(seen, dataset.scale(split)), **self.baselines(dataset, split)}
-        pairs, names = np.concatenate(dataset.asked(split)), dataset.table.names
+        pairs, names = np.concatenate(dataset.sampled_pairs(split)), dataset.table.names
         wrong = [(logit if not target else -logit, i) for i, (target, logit) in enumerate(seen.outcomes)]
         rows = [
             [names[pairs[i][0]], names[pairs[i][1]], f"{_chance(-worst if seen.outcomes[i][0] else worst):.3f}", truth]
@@ -221,7 +221,7 @@ class EdgePredictionTask(JoinedTask):
 
     def sample(self, model: Any, dataset: Dataset, recipe: Recipe) -> str | None:
         assert isinstance(dataset, EdgeDataset)
-        pairs = np.concatenate([some[: _SHOWN // 2] for some in dataset.asked(VALIDATION)])
+        pairs = np.concatenate([some[: _SHOWN // 2] for some in dataset.sampled_pairs(VALIDATION)])
         names, chances = dataset.table.names, self._chances(model, dataset, pairs)
         return "\n".join(
             f"{names[a]} – {names[b]}: {chance:.2f} (truth: {'edge' if i < len(pairs) / 2 else 'no edge'})"
@@ -248,7 +248,7 @@ class EdgePredictionTask(JoinedTask):
             return self.outputs(model, signal)[:, 0].double().sigmoid().tolist()
 
     def targets(self, dataset: EdgeDataset, split: str) -> np.ndarray:
-        positive, negative = dataset.asked(split)
+        positive, negative = dataset.sampled_pairs(split)
         return np.concatenate((np.ones((len(positive), 1)), np.zeros((len(negative), 1))))
 
     def simple(self, vocabulary: Vocabulary) -> str:
@@ -259,7 +259,7 @@ class EdgePredictionTask(JoinedTask):
         return {PAIR_FEATURES[column]: column for column in _SINGLE}
 
     def simple_features(self, dataset: EdgeDataset, split: str, also: str | None = None) -> FeatureTable:
-        x, unseen = (dataset.features(np.concatenate(dataset.asked(side))) for side in (TRAIN, split))
+        x, unseen = (dataset.features(np.concatenate(dataset.sampled_pairs(side))) for side in (TRAIN, split))
         mean, scale = x.mean(0), np.where(x.std(0) > 0, x.std(0), 1.0)
         name = self.simple(dataset.vocabulary)
         return FeatureTable(name, np.arange(len(x)), (x - mean) / scale, (unseen - mean) / scale, mean, scale)
@@ -269,7 +269,10 @@ class EdgePredictionTask(JoinedTask):
 
     def baselines(self, dataset: EdgeDataset, split: str) -> dict[str, float]:
         """Compute the metrics of two single predictors: the number of common neighbours and the Adamic–Adar index."""
-        features, truth = dataset.features(np.concatenate(dataset.asked(split))), self.targets(dataset, split)[:, 0]
+        features, truth = (
+            dataset.features(np.concatenate(dataset.sampled_pairs(split))),
+            self.targets(dataset, split)[:, 0],
+        )
         return {
             f"{metric}_of_{name.replace(' ', '_').replace('-', '_').lower()}": value
             for name, column in self.singles.items()

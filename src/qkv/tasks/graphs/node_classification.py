@@ -185,7 +185,7 @@ class NodeClassificationTask(JoinedTask):
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         if self.spec.consistency is not None and model.training:
             return self._consistent(self.spec.consistency, model, batch)
-        logits, targets = self.asked(model, batch, tap)
+        logits, targets = self.outputs_at_targets(model, batch, tap)
         return model.head.loss(logits[None], targets[None], self.spec.label_smoothing)
 
     def _consistent(self, consistency: Consistency, model: Transformer, batch: Batch) -> Tensor:
@@ -201,13 +201,13 @@ class NodeClassificationTask(JoinedTask):
         apart = (chances - sharp).square().sum(-1).mean()
         return torch.stack(losses).mean() + consistency.weight * batch.num_targets * apart
 
-    def asked(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
+    def outputs_at_targets(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
         logits, mask = self.outputs(model, batch.input, tap), batch.targets != IGNORED
         return logits[mask], batch.targets[mask]
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         """Return the loss of a batch; outcomes: (true, predicted) classes of its nodes."""
-        return self.observed(model, self.asked(model, batch)[0], batch)
+        return self.observed(model, self.outputs_at_targets(model, batch)[0], batch)
 
     def observed(self, model: Transformer, outputs: Tensor, batch: Batch) -> Observed:
         targets = batch.targets[batch.targets != IGNORED]

@@ -21,7 +21,7 @@ class JoinedTask(Task):
     """Base class of tasks whose outputs can be those of a model and of a wide path (linear in simple features)."""
 
     @abstractmethod
-    def asked(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
+    def outputs_at_targets(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
         """Run the model; return (outputs (M, C), targets) of the M rows, nodes or edges of a batch with a target."""
 
     @abstractmethod

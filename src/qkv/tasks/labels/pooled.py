@@ -27,7 +27,7 @@ from qkv.tasks.baselines.baselines import too_large
 from qkv.tasks.baselines.feature_baselines import FeatureTable, features_of
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.example_task import ExampleTask, Reader, Rows, column, encode_rows, fit_processors, framed_by, trained
-from qkv.tasks.inputs import ROWS, EncodedRow, InputReader, input_roles, text_roles, told
+from qkv.tasks.inputs import ROWS, EncodedRow, InputReader, input_roles, row_text, text_roles
 from qkv.tasks.labels.attention_pictures import attention_section
 from qkv.tasks.labels.joined import JoinedTask
 from qkv.tasks.named_inputs import reader_of
@@ -76,7 +76,7 @@ class PooledTask(ExampleTask, JoinedTask):
 
     def texts(self, rows: Sequence[Mapping[str, Any]]) -> list[str] | None:
         """Return the texts of rows, as linear models over n-grams read them; None if rows have no text."""
-        return [told(row, self.text) for row in rows] if self.text else None
+        return [row_text(row, self.text) for row in rows] if self.text else None
 
     def simple(self, vocabulary: Vocabulary) -> str:
         processor = vocabulary.processor
@@ -117,7 +117,7 @@ class PooledTask(ExampleTask, JoinedTask):
         total = outputs.new_zeros(len(batch.targets), outputs.shape[1]).index_add(0, rows, outputs)
         return total / torch.bincount(rows, minlength=len(total))[:, None]
 
-    def asked(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
+    def outputs_at_targets(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> tuple[Tensor, Tensor]:
         return self.row_outputs(model, batch, tap), batch.targets
 
     def labels(self, records: Records) -> tuple[str, ...]:

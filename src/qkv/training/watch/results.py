@@ -202,7 +202,7 @@ def _other(run: Finished, recipe: Recipe) -> str:
     """Describe the first field in which the recipe of ``run`` differs from ``recipe``; "" if they are equal."""
     if run.recipe.start != recipe.start:
         return difference({"start": run.recipe.start.essential()}, {"start": recipe.start.essential()}) or ""
-    theirs, ours = _asked(run.recipe), _asked(with_start(recipe, run.recipe))
+    theirs, ours = _deciding_fields(run.recipe), _deciding_fields(with_start(recipe, run.recipe))
     for place in _FROM_DATA:
         _fill_in(ours, theirs, place)
     if recipe.sample == Recipe.model_fields["sample"].default:  # the task has set its own sampling defaults
@@ -210,7 +210,7 @@ def _other(run: Finished, recipe: Recipe) -> str:
     return difference(theirs, ours) or ""
 
 
-def _asked(recipe: Recipe) -> dict[str, Any]:
+def _deciding_fields(recipe: Recipe) -> dict[str, Any]:
     content = recipe.changed(model=_unsized(recipe.model)).to_dict()
     content["training"] = {name: value for name, value in content["training"].items() if name not in _FREE}
     return {name: content[name] for name in _DECIDING}

@@ -229,7 +229,7 @@ def join(
         assert isinstance(task, ForecastingTask)
         return join_window(model, task, dataset, precision, stop, name or "patches")
     assert isinstance(task, JoinedTask)
-    batches = _held(dataset.rows(VALIDATION), path.num_outputs)
+    batches = _subset_in_memory(dataset.rows(VALIDATION), path.num_outputs)
     outputs = _outputs(model, task, batches, precision, stop)
     if outputs is None:
         return None
@@ -263,7 +263,7 @@ def _noun(dataset: Dataset) -> str:
     return "" if dataset.recipe.wide is None else dataset.recipe.wide.noun
 
 
-def _held(batches: Iterable[Batch], outputs: int) -> list[Batch]:
+def _subset_in_memory(batches: Iterable[Batch], outputs: int) -> list[Batch]:
     """Return as many ``batches`` as fit into a share of the memory, together with the ``outputs`` values per target
     that all contestants compute: all batches, or every second, or every fourth …
     """
@@ -321,7 +321,7 @@ def _outputs(
             here = batch.to(model.device)
             for path in (DEEP, WIDE):
                 task.wide.set_share(float(path == DEEP), float(path == WIDE))
-                outputs, targets = task.asked(model, here)
+                outputs, targets = task.outputs_at_targets(model, here)
                 lists[path].append(at_least_single(outputs).double().cpu())
             lists[2].append(targets.cpu())
     return lists

@@ -52,7 +52,7 @@ class _Shown(Mask):
         return self.table
 
 
-def taken(x: Tensor, index: Tensor) -> Tensor:
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """Gather rows of x (B, …, N, D) at index (B or 1, g): (B, …, g, D)."""
     index = index.expand(x.shape[0], -1)
     between = (1,) * (x.dim() - 3)
@@ -85,7 +85,7 @@ def windowed(
     count = q.shape[2]
     # If positions are not consecutive, any key may be in the window.
     reach, block = (window, block) if places.consecutive else (count, max(count, 1))
-    far_keys, far_values = taken(k, places.index), taken(v, places.index)
+    far_keys, far_values = gather_rows(k, places.index), gather_rows(v, places.index)
     blocks = [slice(first, min(first + block, count)) for first in range(0, count, block)]
     bands = [slice(max(queries.start - reach, 0), min(queries.stop + reach, count)) for queries in blocks]
     outs = []
