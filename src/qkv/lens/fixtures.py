@@ -87,10 +87,10 @@ def write_fixtures(
         memory = None if source is None else model.encode(source, tap)
         output, _ = model(signal, memory=memory, tap=tap)
         generated = _generated(model, signal, new)
-    found = {**_tensors("input", signal), **_tensors("source", source), **_values(tap), "output": output}
-    found |= {} if generated is None else {"generated": generated}
+    tensors = {**_tensors("input", signal), **_tensors("source", source), **_values(tap), "output": output}
+    tensors |= {} if generated is None else {"generated": generated}
     metadata = {"model": plain(model.spec), "points": _descriptions(model, tap), "dtype": dtype}
-    return _write(Path(file), found, {**metadata, "texts": list(texts), "seed": random.seed})
+    return _write(Path(file), tensors, {**metadata, "texts": list(texts), "seed": random.seed})
 
 
 def _inputs(run: Run, model: Transformer, texts: Sequence[str], random: RandomRows) -> tuple[Signal, Signal | None]:
@@ -142,10 +142,10 @@ def _descriptions(model: Transformer, tap: Recorder) -> dict[str, str]:
 
 def _write(file: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> Fixtures:
     header = {"format": FORMAT, **{name: json.dumps(value) for name, value in metadata.items()}}
-    own = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+    copies = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
     try:
         with new_file(file) as partial:
-            save_file(own, partial, header)
+            save_file(copies, partial, header)
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from None
-    return Fixtures(file, len(own), sum(tensor.nbytes for tensor in own.values()))
+    return Fixtures(file, len(copies), sum(tensor.nbytes for tensor in copies.values()))

@@ -258,12 +258,12 @@ def _print_one(generator: Generator, prompt: str, generation: Generation, stream
         first = next(pieces, "")  # raise for a refused prompt before anything is printed
         for piece in (prompt, first, *([] if stream else ["".join(pieces)])):
             typer.echo(piece, nl=False)
-        shown = 0.0
+        flushed = 0.0
         for piece in pieces:
             sys.stdout.write(piece)
-            if time.monotonic() - shown >= _PAUSE:
+            if time.monotonic() - flushed >= _PAUSE:
                 sys.stdout.flush()
-                shown = time.monotonic()
+                flushed = time.monotonic()
     typer.echo()
 
 

@@ -63,8 +63,8 @@ class SpeculationOptions(NamedTuple):
         int | None, typer.Option(metavar="N", help="Number of tokens that the draft proposes at a time; default: 4.")
     ] = None
 
-    def settings(self, copy: bool = False, others: Sequence[str] = ()) -> SpeculationSettings | None:
-        """Check the options without slow imports. ``others``: names of given options that exclude speculation.
+    def settings(self, copy: bool = False, exclusive: Sequence[str] = ()) -> SpeculationSettings | None:
+        """Check the options without slow imports. ``exclusive``: names of given options that exclude speculation.
 
         Raises ``UserError``.
         """
@@ -77,8 +77,8 @@ class SpeculationOptions(NamedTuple):
             raise UserError(
                 "--draft: tokens are proposed either by --lookup or by a draft model; leave one of them out"
             )
-        if others:
-            raise UserError(f"{option}: {others[0]} does not generate text token by token; leave one of them out")
+        if exclusive:
+            raise UserError(f"{option}: {exclusive[0]} does not generate text token by token; leave one of them out")
         if self.draft is None and self.draft_tokens is not None:
             raise UserError("--draft-tokens: it needs a draft model; --lookup sets the number itself; leave it out")
         return SpeculationSettings(self._spec(option), self.draft and run_or_published(self.draft), copy)
@@ -106,15 +106,15 @@ class ConstraintOptions(NamedTuple):
         False
     )
 
-    def settings(self, others: Sequence[str]) -> ConstraintSettings | None:
-        """Check the options, and read the schema. ``others``: names of given options that exclude constraints.
+    def settings(self, exclusive: Sequence[str]) -> ConstraintSettings | None:
+        """Check the options, and read the schema. ``exclusive``: names of given options that exclude constraints.
 
         Raises ``UserError``.
         """
         values = {"--regex": self.regex, "--json-schema": self.json_schema}
         if self.open_objects and self.json_schema is None:
             raise UserError("--open-objects: it applies to --json-schema, which is not given; leave it out")
-        first, *more = [*(name for name, value in values.items() if value is not None), *others] or [""]
+        first, *more = [*(name for name, value in values.items() if value is not None), *exclusive] or [""]
         if first not in values:
             return None
         if more:
@@ -124,14 +124,14 @@ class ConstraintOptions(NamedTuple):
 
 
 def decoding_settings(
-    speculation: SpeculationOptions, constraint: ConstraintOptions, copy: bool, others: Mapping[str, bool]
+    speculation: SpeculationOptions, constraint: ConstraintOptions, copy: bool, exclusive: Mapping[str, bool]
 ) -> DecodingSettings:
     """Check the options without slow imports.
 
-    ``others``: whether each option that excludes constraints is given, by name; all but ``--ids`` exclude speculation
+    ``exclusive``: whether each option that excludes constraints is given, by name; all but ``--ids`` exclude speculation
     too. Raises ``UserError``.
     """
-    names = [name for name, present in others.items() if present]
+    names = [name for name, present in exclusive.items() if present]
     constrained = constraint.settings(names)
     return DecodingSettings(speculation.settings(copy, [name for name in names if name != "--ids"]), constrained)
 
