@@ -128,8 +128,8 @@ def decoding_settings(
 ) -> DecodingSettings:
     """Check the options without slow imports.
 
-    ``exclusive``: whether each option that excludes constraints is given, by name; all but ``--ids`` exclude speculation
-    too. Raises ``UserError``.
+    ``exclusive``: whether each option that excludes constraints is given, by name; all but ``--ids`` also exclude
+    speculation. Raises ``UserError``.
     """
     names = [name for name, present in exclusive.items() if present]
     constrained = constraint.settings(names)
