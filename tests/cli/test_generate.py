@@ -396,7 +396,7 @@ def test_constrained_text(qkv: Call, run: Path, tmp_path: Path) -> None:
         (("--regex", "a", "--image", "a.png"), "--regex: --image cannot be combined with it"),
         (("--regex", "a", "--choose", "a"), "--regex: --choose cannot be combined with it"),
         (("--regex", "a", "--num-beams", 2), "num_beams is 2, but beam search does not support constraints"),
-        (("--regex", "a", "--stop", "x"), "stop: 'x' could end a text before it matches"),
+        (("--regex", "a", "--stop", "x"), "stop: 'x' could end a text before the constraint is met"),
         (("--json-schema", "FILE"), "the JSON schema is not valid JSON"),
     ],
 )

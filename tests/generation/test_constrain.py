@@ -213,7 +213,7 @@ def test_other_ways_to_decode_are_refused() -> None:
     constraint = Constraint(tokenizer, "a+")
     with pytest.raises(UserError, match="num_beams is 2, but beam search does not support constraints"):
         generate_text(m, tokenizer, "the", Generation(num_beams=2), constraint=constraint)
-    with pytest.raises(UserError, match="stop: 'x' could end a text before it matches"):
+    with pytest.raises(UserError, match="stop: 'x' could end a text before the constraint is met"):
         generate_text(m, tokenizer, "the", DRAWN.changed(stop=("x",)), constraint=constraint)
     with pytest.raises(UserError, match="the constraint's tokenizer has 256 tokens, but the model has only "):
         generate_text(system("characters")[0], tokenizer, "the", DRAWN, constraint=constraint)

@@ -90,7 +90,7 @@ def refused(answer: httpx.Response, status: int, sentence: str) -> dict[str, Any
             "guided_regex",
             "no token of the tokenizer can continue the text as the regular expression demands",
         ),
-        ({"guided_regex": "the", "stop": "e"}, None, "stop: 'e' could end a text before it matches"),
+        ({"guided_regex": "the", "stop": "e"}, None, "stop: 'e' could end a text before the constraint is met"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "it applies to streamed answers"),
         ({"stream": "yes"}, "stream", "'yes' given"),
     ],

@@ -180,7 +180,7 @@ def _with_processor_of(start: str, data: Data, changes: Sequence[str]) -> Data:
     if origin.inputs and data.processor is None:
         kinds = ", ".join(each.kind for each in origin.inputs.values())
         read = f"{data.source!r} is read as text, but the model {start!r} reads {kinds}"
-        raise UserError(f"data.source: {read}; name data of that kind, or another model")
+        raise UserError(f"data.source: {read}; set data.source to such data, or choose another model")
     if data.processor is None:
         return data
     processor_changes = [change.below("data") for change in assignments(changes) if change.path[:2] == _PROCESSOR]

@@ -376,7 +376,7 @@ class Relative(Part, slot=True):
 
     @property
     def accepted(self) -> bool:
-        """True if decoding of longer rows may differ from a forward pass of the whole row."""
+        """True if the spec allows inexact decoding of rows longer than ``fixed_up_to``."""
         return False
 
     def head_problems(self, head_dim: int) -> list[Problem]:
@@ -394,7 +394,7 @@ class RopeScaling(Part, slot=True):
 
     @property
     def accepted(self) -> bool:
-        """True if decoding of longer rows may differ from a forward pass of the whole row."""
+        """True if the spec allows inexact decoding of rows longer than ``fixed_up_to``."""
         return False
 
     def pair_problems(self, pairs: int) -> list[Problem]:

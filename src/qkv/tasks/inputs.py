@@ -144,7 +144,7 @@ class SignalReader(InputReader):
         return Example(size, 1, self._wide(EncodedRow(encoded, truth)))
 
     def _wide(self, row: EncodedRow) -> EncodedRow:
-        """Return a copy of ``row`` with the features or the bag that the wide path reads."""
+        """Add the features, or the bag of counted features, that the wide path reads; without one, return ``row``."""
         if self.wide is None:
             return row
         if self.counts:
@@ -206,9 +206,10 @@ def row_text(row: Mapping[str, Any], roles: Sequence[str] = ("text", "pair")) ->
 
 
 class TextReader(InputReader, Truncation):
-    """Reader of the text or pair of texts of a row, truncated to the model's context length.
+    """Reader of the text or pair of texts of a row. A pair is truncated to the context length.
 
-    A longer text is split into up to ``task.windows`` windows that overlap by an eighth; each window is framed.
+    A single text is split into up to ``task.windows`` windows that overlap by an eighth, each with special tokens; the
+    rest is cut off.
     """
 
     def __init__(self, recipe: Recipe, tokenizer: Tokenizer):

@@ -77,7 +77,7 @@ def _forget() -> None:
     try:
         forget()
     except OSError as error:
-        raise UserError(f"the choices in {choices_file()} cannot be deleted: {error.strerror}") from None
+        raise UserError(f"the choices cached in {choices_file()} cannot be deleted: {error.strerror}") from None
 
 
 def _one_of_each(model: Model) -> Model:

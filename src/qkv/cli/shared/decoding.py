@@ -78,7 +78,7 @@ class SpeculationOptions(NamedTuple):
                 "--draft: tokens are proposed either by --lookup or by a draft model; leave one of them out"
             )
         if exclusive:
-            raise UserError(f"{option}: {exclusive[0]} does not generate text token by token; leave one of them out")
+            raise UserError(f"{option}: {exclusive[0]} does not generate text token by token; leave one of the two out")
         if self.draft is None and self.draft_tokens is not None:
             raise UserError("--draft-tokens: it needs a draft model; --lookup sets the number itself; leave it out")
         return SpeculationSettings(self._spec(option), self.draft and run_or_published(self.draft), copy)

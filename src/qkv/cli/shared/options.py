@@ -57,7 +57,7 @@ class SpecOptions:
         self.forms = {name: SpecOption(form) if isinstance(form, str) else form for name, form in forms.items()}
 
     def only(self, names: Iterable[str], texts: Mapping[str, str]) -> SpecOptions:
-        """Return the options of some fields. texts: help by field, where it differs."""
+        """Return a copy with only the fields ``names``. texts: field -> help that replaces the default."""
         forms = {name: self.forms[name] for name in names}
         return SpecOptions(
             self.spec, {name: form._replace(help=texts.get(name, form.help)) for name, form in forms.items()}

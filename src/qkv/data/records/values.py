@@ -346,7 +346,7 @@ def _answer(answer: dict[str, Any], name: str) -> tuple[str, int | None]:
         raise Unusable(str(error)) from None
     start = answer.get("answer_start", answer.get("start"))
     if start is not None and (isinstance(start, bool) or not isinstance(start, int)):
-        raise Unusable(f"the start of {_short(text)} is {_short(str(start))}, not a whole number")
+        raise Unusable(f"the start of the answer {_short(text)} is {_short(str(start))}, not an integer")
     return text, start
 
 

@@ -99,7 +99,9 @@ class Constraint:
                 f"num_beams is {generation.num_beams}, but beam search does not support constraints; leave it at 1"
             )
         if generation.stop:
-            raise UserError(f"stop: {generation.stop[0]!r} could end a text before it matches; leave stop strings out")
+            raise UserError(
+                f"stop: {generation.stop[0]!r} could end a text before the constraint is met; leave stop strings out"
+            )
         if self.size > (model.vocab_size or 0):
             raise UserError(
                 f"the constraint's tokenizer has {self.size} tokens, but the model has only {model.vocab_size or 0}"

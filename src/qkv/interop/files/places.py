@@ -28,7 +28,7 @@ def is_published(folder: Path) -> bool:
 
 
 def gguf_files(folder: Path) -> list[Path]:
-    """List the GGUF files of language models in a folder that contains no other weights.
+    """List the GGUF files of language models in ``folder``; empty if it has other weights, an adapter or a spec.
 
     Files of image encoders (mmproj) are omitted.
     """

@@ -51,8 +51,8 @@ Assumption = Callable[[str, str, Collection[str]], str | None]
 
 
 class ChoiceTable:
-    """Choices by (op, case). Each run has a table, and everything else in the process shares one. If several processes
-    train a run together, all use the choices that the first process measured.
+    """Selected implementations by (op, case). Each run has a table; all other code in the process shares one. Processes
+    that train one run together use the choices that the first one measured.
     """
 
     def __init__(self, world: World = ALONE):

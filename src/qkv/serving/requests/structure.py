@@ -96,7 +96,7 @@ def structured_outputs(value: Any) -> Structure | None:
 
 
 class Constraints:
-    """Cache of the ``COMPILED`` latest constraints of one model. Constraints are compiled one at a time."""
+    """LRU cache of one model's compiled constraints, at most ``COMPILED``. Constraints are compiled one at a time."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer, self._lock = tokenizer, threading.Lock()

@@ -158,10 +158,9 @@ def rope_table(rope: Rope) -> dict[str, Any] | None:
 
 
 def rope_config(rope: Rope, partial: bool = False) -> dict[str, Any] | None:
-    """Return the config keys of a RoPE, in the older form that every version of the library reads.
+    """Return the config keys of a RoPE, in the older form that every version of transformers reads; None without one.
 
-    None if configs cannot express it. ``partial``: the caller writes the rotated fraction under its family's key; no
-    key for the fraction is supported by all libraries.
+    ``partial``: allow a rotated fraction below 1, whose key the caller writes, because families differ in it.
     """
     if rope.fraction != 1.0 and not partial:
         return None
