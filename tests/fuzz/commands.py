@@ -89,6 +89,8 @@ LINES: dict[str, tuple[str, ...]] = {
     "where": ("blocks.0.branches.1.body.up.weight", "lm"),
     "tokenizer train": ("train", "text.txt", "--vocab-size", "300", "--out", "out.json"),
     "tokenizer show": ("show", "lm/tokenizer.json", "the fox"),
+    "fixtures": ("lm", "--out", "out.safetensors"),
+    "fixtures published": ("hf", "--text", "the fox"),
     "info": ("lm",),
     "accept": ("lm",),
     "schema": ("model",),

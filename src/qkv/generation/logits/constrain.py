@@ -77,7 +77,7 @@ class Constraint:
         if self._matcher.is_error():
             raise UserError(f"the {self.name} cannot be used: {_sentence(self._matcher.get_error())}")
         if any(warning.startswith("oneOf") for warning in self._matcher.get_grammar_warnings()):
-            self.dropped += ("oneOf, text is read as anyOf",)
+            self.dropped += ("oneOf, which is read as anyOf",)
         self.size = tokenizer.vocab_size
         Guide(self._matcher, self.size, self.name).allowed((), self.size)  # fills the cache that all texts share
         start, opening = self.guide(), core.tokenize_str("{")
