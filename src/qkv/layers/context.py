@@ -114,7 +114,7 @@ class Context:
         """
         sizes = () if self.grid is None else self.grid.sizes
         if len(sizes) != axes:
-            place = f"a grid of {len(sizes)}" if sizes else "a sequence"
+            place = f"a grid of {len(sizes)} axes" if sizes else "a sequence"
             raise UserError(
                 f"{kind!r} needs positions on a grid of {axes} axes, such as image patches read in one call, but these "
                 f"are on {place}; use another kind"

@@ -182,7 +182,7 @@ def grid_problems(part: OnGrid, axes: int, *path: str | int) -> list[Problem]:
     """Return one error at ``path`` if ``part`` needs a grid whose number of axes differs from ``axes``; else empty."""
     if part.axes in (1, axes):
         return []
-    place = "a sequence" if axes == 1 else f"on a grid of {axes}"
+    place = "a sequence" if axes == 1 else f"on a grid of {axes} axes"
     sentence = f"{part.kind!r} needs positions on a grid of {part.axes} axes, such as image patches, but these are"
     return [Problem(path, f"{sentence} {place}; use another kind")]
 
