@@ -44,10 +44,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "propagation": {
         "blocks": [{"branches": ["propagation", _FEED], "dropout": 0.2}],
         "num_layers": 3,
-        "wide": "features",
     },
     "attention and propagation": {
-        "wide": "features",
         "blocks": [
             {"branches": ["attention(4, mask=full)", "propagation"], "order": "parallel", "dropout": 0.2},
             {"branches": [_FEED], "dropout": 0.2},
@@ -70,6 +68,7 @@ def graph_recipe(model: str, files: Mapping[str, str], steps: int) -> Recipe:
             "data": {**files, "processor": f"graphs{encodings}", "batching": "length_buckets"},
             "task": "classification",
             "model": {"width": 32, "frontend": "nodes", "head": head, "init_std": 0.1, **MODELS[model]},
+            "wide": None if model == BLIND else "features",
             "training": _training(steps, 32, 2e-3, 0.05, "loss"),
         }
     )
