@@ -127,6 +127,14 @@ def test_other_models(model: dict[str, Any], names: list[str], tmp_path: Path) -
     assert not any(tensor.isnan().any() for tensor in values.values())
 
 
+def test_quantised_weights_compute_in_fp32(folder: Path, tmp_path: Path) -> None:
+    run = qkv.quantize(folder, tmp_path / "small", bits=8).run
+    with pytest.raises(qkv.UserError, match="has quantised weights, which compute in fp32; use fp32, or the original"):
+        qkv.write_fixtures(run, tmp_path / "f.safetensors", dtype="fp64")
+    values = load_file(qkv.write_fixtures(run, tmp_path / "f.safetensors").file)
+    assert values["output"].dtype == torch.float32
+
+
 def test_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "out.safetensors"
     assert main(["fixtures", str(folder), "--out", str(file), "--text", "w1 w2", "--point", "output"]) == 0

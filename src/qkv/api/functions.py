@@ -548,9 +548,13 @@ def write_fixtures(
     """
     from qkv.lens.fixtures import RandomRows
     from qkv.lens.fixtures import write_fixtures as write
+    from qkv.runs.storage.folder import SPEC
 
-    opened = load(run) if isinstance(run, (str, Path)) else run
-    return write(opened, out, texts, points, RandomRows(rows, length, seed), new, dtype)
+    if isinstance(run, (str, Path)):
+        # Weights of a published checkpoint are read in full, those of a quantised GGUF file too.
+        whole: dict[str, Any] = {} if (Path(run) / SPEC).is_file() else {"dtype": "fp32"}
+        run = load(run, **whole)
+    return write(run, out, texts, points, RandomRows(rows, length, seed), new, dtype)
 
 
 @with_usual_settings

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from qkv.generation import naive
 from qkv.generation.text import prompt_ids
+from qkv.layers.linear.quantized import QuantizedTable
 from qkv.layers.observable import list_points
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Recorder
@@ -22,6 +23,7 @@ from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.selection.choices import references
 from qkv.runs.run import Run
+from qkv.runs.storage.files import clear_errors
 from qkv.spec.files.plain import plain
 from qkv.spec.generation import Generation
 from qkv.system.errors import UserError
@@ -76,10 +78,13 @@ def write_fixtures(
     The metadata holds JSON texts: ``format``, ``model`` (the spec), ``points`` (meaning and shape by path), ``dtype``,
     ``texts``, ``seed``. ``texts``: rows of the model, or of its encoder if it has one; default: ``random`` rows.
     ``points``: names, paths or patterns, see ``qkv.layers.tap.Tap``; default: all. Raises ``UserError`` for a point
-    that the model does not have, for texts if the model reads none, and for a file that cannot be written.
+    that the model does not have, for texts if the model reads none, for quantised weights in fp64, and for a file that
+    cannot be written.
     """
     if dtype not in DTYPES:
         raise UserError(f"fixtures are written in {' or '.join(DTYPES)}; {dtype!r} given")
+    if dtype != "fp32" and any(isinstance(module, QuantizedTable) for module in run.model.modules()):
+        raise UserError(f"{run.folder} has quantised weights, which compute in fp32; use fp32, or the original run")
     model = copy.deepcopy(run.model).to(device="cpu", dtype=DTYPES[dtype])
     signal, source = _inputs(run, model, texts, random)
     tap = Recorder(*points)
@@ -143,9 +148,6 @@ def _descriptions(model: Transformer, tap: Recorder) -> dict[str, str]:
 def _write(file: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> Fixtures:
     header = {"format": FORMAT, **{name: json.dumps(value) for name, value in metadata.items()}}
     copies = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
-    try:
-        with new_file(file) as partial:
-            save_file(copies, partial, header)
-    except OSError as error:
-        raise UserError(f"{file} cannot be written: {error.strerror or error}") from None
+    with clear_errors(str(file)), new_file(file) as partial:
+        save_file(copies, partial, header)
     return Fixtures(file, len(copies), sum(tensor.nbytes for tensor in copies.values()))

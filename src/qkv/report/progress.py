@@ -253,7 +253,7 @@ class _Live:
 class _Line:
     """Contents of the live progress line: spinner, description, progress bar and texts.
 
-    Metrics are omitted until the line fits the terminal's width.
+    Metrics are left out, one after the other, until the line fits the terminal's width.
     """
 
     frames = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"

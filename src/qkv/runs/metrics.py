@@ -41,7 +41,7 @@ def steps_in_all(rows: list[dict[str, Any]], most: int) -> int:
 
 
 def times(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return (label, duration) of the expected and the actual time of a run with a time budget, as text for a table."""
+    """Return expected and actual durations of a run with a time budget, as rows (label, duration) of a table."""
     durations = [
         ("expected before the start" if not row["step"] else f"expected after {row['step']:,} steps", row[EXPECTED])
         for row in rows

@@ -336,9 +336,9 @@ class Sorting(Generated, kind="sorting"):
 
 
 class Recall(Generated, kind="recall"):
-    """Recall of the symbol that precedes a number of filler tokens; measures memory as accuracy by distance.
+    """Recall a symbol after a number of filler tokens; accuracy by this distance measures a model's memory.
 
-    ``symbols``, ``fillers``: number of different symbols and of different filler tokens.
+    ``symbols``: number of different symbols.   ``fillers``: number of different filler tokens.
     """
 
     distances: Seq[int] = Field(

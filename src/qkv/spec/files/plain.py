@@ -36,7 +36,7 @@ def is_slot(spec: type[Spec] | None) -> bool:
 
 
 def plain(value: Any, in_slot: bool | None = None) -> Any:
-    """Convert a spec to plain data with all fields; parts without fields become their kind, masks their expression.
+    """Convert a spec to plain data with all fields; parts without fields become their kind, and masks their text.
 
     ``type(spec).parse``, for a part ``parse`` of its slot, restores an equal spec from the result. Lists and mappings
     are converted item by item; other values are unchanged.

@@ -319,7 +319,7 @@ class _Design:
 
 
 def _root(x: Any) -> np.ndarray:
-    """Compute lower triangular L (rows, rows) with L L^T = X X^T + ε I; frequent features are multiplied densely."""
+    """Compute the lower triangular L (rows, rows) with L L^T = X X^T + ε I; frequent features form a dense matrix."""
     if isinstance(x, np.ndarray):
         gram = x @ x.T
     else:

@@ -171,7 +171,7 @@ class QuestionAnsweringTask(ExampleTask):
         return model.head.loss(_logits(model, batch, tap), batch.targets)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
-        """Return the loss of a batch; outcomes: one ``Seen`` per window."""
+        """Compute the loss of a batch and, as its outcomes, one ``Seen`` per window."""
         logits = _logits(model, batch)
         return Observed(model.head.loss(logits, batch.targets), batch.num_targets, self._outcomes(logits, batch))
 

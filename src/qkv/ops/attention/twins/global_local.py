@@ -60,7 +60,7 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
 
 
 def place(chosen: Tensor, count: int, sites: Sites, consecutive: bool) -> Places:
-    """Build ``Places`` with the global tokens ``chosen`` (B or 1, N). ``count``: g, their maximum number in a row."""
+    """Build ``Places``. ``chosen`` (B or 1, N): True at global tokens. ``count``: g, their maximum number per row."""
     index = chosen.long().argsort(dim=1, descending=True, stable=True)[:, :count]
     return Places(sites, chosen, index, consecutive)
 
