@@ -4,18 +4,18 @@
 
     in memory   ``sample.generate`` of a copy of the model, with weights in the precision
     loaded      ``qkv.generate`` of the text, of the folder or file loaded by ``qkv.load``
-    command     ``qkv generate`` in a process of its own, which prints the text in pieces
-    server      a streamed completion of ``qkv serve`` in a process of its own
+    command     ``qkv generate``, which prints the text in pieces
+    server      a streamed completion of ``qkv serve``
 
 The places are the GGUF file or folder that is given, its exports in fp32 and bf16, and the runs that ``qkv quantize``
 makes of it. Without ``--model``: GPT-2 124M with random weights. A rate is the number of tokens by which one text is
 longer than another, over the seconds by which it takes longer; of the command, which starts a process for each text,
-the number of tokens in the last three quarters of one text, over the seconds in which they arrive. The rate of one
-way drifts by a fifth within a minute, so texts are short and all ways take turns, in both directions; the command takes
-part in every fourth round. Where a process has its memory changes its rate as much, so rounds are shared among three
-servers, loaded models and copies. The table has the median rate in memory, and the median and quartiles of each way's
-share of the rate in memory, which is measured before and after the others of a round. Below the table are the seconds
-of the first answer of a fresh server, and those of a later one.
+the number of tokens in the last three quarters of a text of twice the length, over the seconds in which they arrive.
+
+Where a process has its memory changes its rate by a fifth, so each rate, also the one in memory, is measured in a fresh
+process that runs alone, and all ways take turns, in both directions. The table has the median rate in memory, and each
+way's median and quartiles as shares of it. Below the table are the seconds of the first answer of a fresh server, and
+those of a later one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from statistics import mean, median, quantiles
+from statistics import median, quantiles
 from typing import NamedTuple
 
 import httpx
@@ -42,7 +42,6 @@ from qkv.cli.main import main as command_line
 from qkv.generation.decode.sample import generate
 from qkv.generation.text import prompt_ids
 from qkv.interop.save import save_published
-from qkv.models.transformer import Transformer
 from qkv.report.table import print_table
 from qkv.runs.bench.sides import lowered
 from qkv.runs.run import Run
@@ -55,10 +54,6 @@ from side_by_side import parser, say_where, write_table
 PROMPT = "w1 w2 w3 w4 w5 w6 w7 w8"
 TEXT = "Here is a long story about a lighthouse, its keeper and the sea. Once upon a time"
 WAYS = ("in memory", "loaded", "command", "server")
-SELDOM = 4
-"""Rounds of which one has the command."""
-PROCESSES = 3
-"""Servers, loaded models and copies of a place, one after the other."""
 SMOKE = 24
 """Tokens of a text of a smoke test."""
 AS_STORED = "as stored"
@@ -109,23 +104,17 @@ Rate = Callable[[int], float]
 
 
 class Share(NamedTuple):
-    """Share of the rate in memory: lower quartile, median, upper quartile."""
+    """Share of the median rate in memory: lower quartile, median, upper quartile."""
 
     lower: float
     middle: float
     upper: float
 
     @classmethod
-    def of(cls, shares: list[float]) -> Share:
-        """Quartiles of ``shares``."""
-        return cls(*(quantiles(shares, n=4, method="inclusive") if len(shares) > 1 else shares * 3))
-
-
-class Turns(NamedTuple):
-    """Rates of some rounds: tokens per second in memory, and the shares of them by each other way."""
-
-    in_memory: list[float]
-    shares: dict[str, list[float]]
+    def of(cls, rates: list[float], whole: float) -> Share:
+        """Quartiles of ``rates`` over ``whole``."""
+        parts = quantiles(rates, n=4, method="inclusive") if len(rates) > 1 else rates * 3
+        return cls(*(part / whole for part in parts))
 
 
 class Rates(NamedTuple):
@@ -135,10 +124,11 @@ class Rates(NamedTuple):
     shares: dict[str, Share]
 
     @classmethod
-    def of(cls, parts: list[Turns]) -> Rates:
-        """Rates of all rounds."""
-        shares = {way: Share.of([each for part in parts for each in part.shares[way]]) for way in WAYS[1:]}
-        return cls(median(each for part in parts for each in part.in_memory), shares)
+    def of(cls, rounds: list[dict[str, float]]) -> Rates:
+        """Rates of all ``rounds``, each of which has a rate by every way."""
+        first, *others = WAYS
+        whole = median(each[first] for each in rounds)
+        return cls(whole, {way: Share.of([each[way] for each in rounds], whole) for way in others})
 
 
 def rate_of(write: Callable[[int], float]) -> Rate:
@@ -156,19 +146,29 @@ def _quarter(new: int) -> int:
     return max(2, new // 4)
 
 
-def in_memory(model: Transformer, ids: list[int]) -> Rate:
-    """``sample.generate``."""
+def warm_rate(measure: Rate, new: int) -> float:
+    """Median of three rates, after texts that build kernels, lay out weights and time choices."""
+    measure(new)
+    return median(measure(new) for _ in range(3))
+
+
+def in_memory(place: Place, model: Path, prompt: str) -> Rate:
+    """``sample.generate`` of a copy of the weights of ``model`` in the precision of the place."""
+    run = qkv.load(model) if place.precision == AS_STORED else qkv.load(model, dtype="fp32")
+    copied = copy.deepcopy(run.model) if place.precision == AS_STORED else lowered(run.model, place.precision)
+    ids = prompt_ids(run.tokenizer, prompt)
 
     def write(count: int) -> float:
         begin = time.perf_counter()
-        generate(model, [ids], Generation(max_new_tokens=count, temperature=0.0))
+        generate(copied, [ids], Generation(max_new_tokens=count, temperature=0.0))
         return time.perf_counter() - begin
 
     return rate_of(write)
 
 
-def loaded(run: Run, prompt: str) -> Rate:
+def loaded(place: Place, _model: Path, prompt: str) -> Rate:
     """``qkv.generate`` of a text."""
+    run = qkv.load(place.path)
 
     def write(count: int) -> float:
         begin = time.perf_counter()
@@ -178,25 +178,31 @@ def loaded(run: Run, prompt: str) -> Rate:
     return rate_of(write)
 
 
-def by_command(place: Path, prompt: str) -> Rate:
-    """Bytes that ``qkv generate`` prints after the prompt; the bytes of all tokens are assumed to be equally many."""
+def by_process(way: str, place: Place, model: Path, prompt: str, new: int) -> float:
+    """Rate by ``way`` in a fresh process, which runs this file."""
+    words = [sys.executable, __file__, "--way", way, "--place", *map(str, place), "--prompt", prompt]
+    done = subprocess.run([*words, "--model", str(model), "--new", str(new)], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"{way} of {place.name} failed")
+    return float(done.stdout.split()[-1])
 
-    def measure(new: int) -> float:
-        words = ["--max-new-tokens", str(new), "--temperature", "0"]
-        command = [sys.executable, "-m", "qkv", "generate", str(place), prompt, *words]
-        read, arrived = 0, list[tuple[float, int]]()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            assert process.stdout is not None
-            while piece := os.read(process.stdout.fileno(), 1 << 16):
-                read += len(piece)
-                arrived.append((time.perf_counter(), read - len(prompt)))
-        if process.returncode:
-            raise SystemExit(f"{' '.join(command)} failed")
-        end, count = arrived[-1]
-        begin, short = next(each for each in arrived if each[1] >= count / 4)
-        return new * (1 - short / count) / (end - begin)
 
-    return measure
+def by_command(place: Place, prompt: str, new: int) -> float:
+    """Rate of the bytes that ``qkv generate`` prints after the prompt; all tokens are assumed to have equally many."""
+    new *= 2  # pieces arrive 25 times a second, which is coarse for a short text
+    words = ["--max-new-tokens", str(new), "--temperature", "0"]
+    command = [sys.executable, "-m", "qkv", "generate", str(place.path), prompt, *words]
+    read, arrived = 0, [(time.perf_counter(), 0)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        while piece := os.read(process.stdout.fileno(), 1 << 16):
+            read += len(piece)
+            arrived.append((time.perf_counter(), read - len(prompt)))
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed")
+    end, count = arrived[-1]
+    begin, short = next((each for each in arrived[:-1] if each[1] >= count / 4), arrived[0])  # whole if it is one piece
+    return new * (1 - short / count) / (end - begin)
 
 
 class Server:
@@ -271,58 +277,32 @@ def first_answer(place: Place, prompt: str, repeats: int) -> tuple[float, float]
     return min(found, key=lambda pair: pair[0] / pair[1])
 
 
-def measured(several: list[Place], model: Path, prompt: str, new: int, rounds: int) -> dict[str, Rates]:
+def by_server(place: Place, prompt: str, new: int) -> float:
+    """Rate of a fresh server."""
+    with served(place) as server:
+        return warm_rate(server.by_request(prompt), new)
+
+
+def measure_places(several: list[Place], model: Path, prompt: str, new: int, rounds: int) -> dict[str, Rates]:
     """Rates of each place, all made of ``model``."""
     found: dict[str, Rates] = {}
-    whole = qkv.load(model, dtype="fp32").model
     for place in several:
-        parts = [_in_fresh_memory(place, whole, prompt, new, count) for count in _parts(rounds)]
-        found[place.name] = Rates.of(parts)
+        _check_length(qkv.load(place.path), prompt, 2 * new)
+        turns = [WAYS[:: -1 if i % 2 else 1] for i in range(rounds)]
+        found[place.name] = Rates.of([{way: rate(way, place, model, prompt, new) for way in turn} for turn in turns])
         print_table("", ["place", "precision", *WAYS], [_row(place, found[place.name])])
     return found
 
 
-def _parts(rounds: int) -> list[int]:
-    """Rounds by process."""
-    count = min(PROCESSES, rounds)
-    return [rounds // count + (i < rounds % count) for i in range(count)]
-
-
-def _in_memory(place: Place, whole: Transformer, run: Run) -> Transformer:
-    """Copy of the model in the precision of a place."""
-    return copy.deepcopy(run.model) if place.precision == AS_STORED else lowered(whole, place.precision)
-
-
-def _in_fresh_memory(place: Place, whole: Transformer, prompt: str, new: int, rounds: int) -> Turns:
-    """Rates of some rounds, with a server, a loaded model and a copy of its own."""
-    run = qkv.load(place.path)
-    _check_length(run, prompt, new)
-    with served(place) as server:
-        ways = {
-            "in memory": in_memory(_in_memory(place, whole, run), prompt_ids(run.tokenizer, prompt)),
-            "loaded": loaded(run, prompt),
-            "command": by_command(place.path, prompt),
-            "server": server.by_request(prompt),
-        }
-        for measure in ways.values() if new > SMOKE else ():  # builds kernels, lays out weights, times choices
-            measure(new)
-        return rates_in_turns(ways, new, rounds)
-
-
-def rates_in_turns(ways: dict[str, Rate], new: int, rounds: int) -> Turns:
-    """Rates of all ``ways``, which take turns."""
-    first, *others = WAYS
-    shares: dict[str, list[float]] = {way: [] for way in others}
-    before, rates = ways[first](new), list[float]()
-    for i in range(rounds):
-        taking_part = [way for way in others if way != "command" or i % SELDOM == 0]
-        found = {way: ways[way](new) for way in taking_part[:: -1 if i % 2 else 1]}
-        after = ways[first](new)
-        for way, each in found.items():
-            shares[way].append(each / mean((before, after)))
-        rates.append(after)
-        before = after
-    return Turns(rates, shares)
+def rate(way: str, place: Place, model: Path, prompt: str, new: int) -> float:
+    """Tokens per second by ``way`` in a fresh process."""
+    match way:
+        case "command":
+            return by_command(place, prompt, new)
+        case "server":
+            return by_server(place, prompt, new)
+        case _:
+            return by_process(way, place, model, prompt, new)
 
 
 def _check_length(run: Run, prompt: str, new: int) -> None:
@@ -346,10 +326,18 @@ def main() -> None:
     """Measure, print and write the table."""
     options = parser(__doc__ or "")
     options.add_argument("--model", type=Path, help="a published folder or GGUF file; default: random GPT-2 124M")
-    options.add_argument("--new", type=int, default=48, help="tokens of a text")
-    options.set_defaults(repeats=12)
+    options.add_argument("--new", type=int, default=96, help="tokens of a text")
+    options.set_defaults(repeats=5)
     options.add_argument("--out", type=Path, help="page whose table is written")
+    options.add_argument("--way", choices=WAYS[:2], help="print one rate by this way, of --place with --prompt")
+    options.add_argument("--place", nargs=3, help="name, path and precision")
+    options.add_argument("--prompt")
     asked = options.parse_args()
+    if asked.way:
+        name, path, precision = asked.place
+        way = {"in memory": in_memory, "loaded": loaded}[asked.way]
+        print(warm_rate(way(Place(name, Path(path), precision), asked.model, asked.prompt), asked.new))
+        return
     say_where()
     new, repeats = (SMOKE, 1) if asked.smoke else (asked.new, asked.repeats)
     with ExitStack() as stack:
@@ -358,7 +346,7 @@ def main() -> None:
         prompt = TEXT if asked.model else PROMPT
         several = places(given, folder)
         several = several[-1:] if asked.smoke else several
-        rates = measured(several, given, prompt, new, repeats)
+        rates = measure_places(several, given, prompt, new, repeats)
         first, later = first_answer(several[0], prompt, 1 if asked.smoke else 3)
     rows = [_row(place, rates[place.name]) for place in several]
     columns = ["place", "precision", "in memory, tokens/s", *(f"{way}, share" for way in WAYS[1:])]
