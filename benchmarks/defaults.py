@@ -279,7 +279,7 @@ def main() -> None:
     options.add_argument(
         "--minutes", type=float, default=5.0, help="time budget of a run, heats and evaluation included"
     )
-    options.add_argument("--out", type=Path, default=Path("defaults"), help="folder of rows and runs")
+    options.add_argument("--out", type=Path, default=Path("runs/defaults"), help="folder of rows and runs")
     options.add_argument("--write", type=Path, help="page whose table is written")
     given = options.parse_args()
     if given.smoke:

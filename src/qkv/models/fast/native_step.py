@@ -69,6 +69,8 @@ class NativeStep:
         self._parts, self._modules = tuple(blocks), list[nn.Module]()
         self.steps, self._attentions = Steps(), list[tuple[int, int]]()
         self._ropes: dict[Hashable, relative.Rope] = {}
+        self._constants: dict[Hashable, Any] = {}
+        """``Context.constants`` of all calls: the frequencies of the RoPEs."""
         self.unknown = self._built()
         """Name of the first part that the library does not support; empty if it supports all parts."""
         self.fingerprint = Fingerprint(self._modules)
@@ -119,7 +121,7 @@ class NativeStep:
         stores, rotations = [_room(store, arrival) for store in self._stores(state)], list[Rotation]()
         if self._ropes:
             positions = arrival.positions if arrival.real is None else arrival.positions[arrival.real][None]
-            context = Context(positions, arrival=arrival)
+            context = Context(positions, arrival=arrival, constants=self._constants)
             rotations = [rope.angles(context, torch.float32) for rope in self._ropes.values()]
         return self.steps.run(arrival.past, arrival.counts, stores, output, rotations, x, tokens)
 

@@ -65,7 +65,8 @@ class Layered(Declared):
     @property
     def walked(self) -> Sequence[nn.Module]:
         """Blocks in order of execution; a repeated block appears several times."""
-        return [self.blocks[i] for i in self.walk]
+        blocks = list(self.blocks)  # an index of a ModuleList takes ten times as long, and each token walks them
+        return [blocks[i] for i in self.walk]
 
     @property
     def branches(self) -> list[Branch]:
