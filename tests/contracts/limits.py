@@ -152,4 +152,8 @@ LIMITS: dict[str, Limit] = {
     "spatial_shift": Limit("no limit: a permutation of features, see its equation"),
     "token_mlp": Limit("no limit: its matrix is any matrix of positions"),
     "token_shift": Limit("no limit: a mean of two neighbours"),
+    "window_attention": Limit(
+        "one window: attention with a bias per offset",
+        "mixers/test_windows.py::test_one_window_is_attention_with_a_bias_per_offset",
+    ),
 }

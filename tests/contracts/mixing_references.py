@@ -107,6 +107,47 @@ def pooling(m: Any, x: Tensor) -> Tensor:
     return out
 
 
+@reference("window_attention")
+def window_attention(m: Any, x: Tensor) -> Tensor:
+    part, dk, count = m.spec, m.spec.head_width(x.shape[2]), x.shape[1]
+    size, out = part.num_heads * dk, torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        rows = [list(affine(m.qkv, v).split(size)) for v in x[b]]
+        for row in rows if m.query_bias is not None else ():
+            row[0], row[2] = row[0] + m.query_bias, row[2] + m.value_bias
+        for i in range(count):
+            near = [j for j in range(count) if (j - part.shift) // part.window == (i - part.shift) // part.window]
+            heads = []
+            for h in range(part.num_heads):
+                cut = slice(h * dk, (h + 1) * dk)
+                raw = [score_in_window(m, rows[i][0][cut], rows[j][1][cut], h) + window_bias(m, i - j, h) for j in near]
+                raw = [math.exp(score - max(raw)) for score in raw]
+                heads.append(sum(r / sum(raw) * rows[j][2][cut] for r, j in zip(raw, near, strict=True)))
+            out[b, i] = affine(m.output, torch.cat(heads))
+    return out
+
+
+def score_in_window(m: Any, q: Tensor, k: Tensor, head: int) -> float:
+    product = float(q @ k)
+    if m.spec.scores == "product":
+        return product / math.sqrt(len(q))
+    cosine = product / math.sqrt(float(q @ q)) / math.sqrt(float(k @ k))
+    return cosine * min(100.0, math.exp(float(m.steepness[head])))
+
+
+def window_bias(m: Any, away: int, head: int) -> float:
+    match m.spec.relative.kind:
+        case "none":
+            return 0.0
+        case "table":
+            return float(m.relative.table[away + m.spec.window - 1, head])
+        case _:
+            share = 8 * away / (m.spec.window - 1)
+            log = math.copysign(math.log2(1 + abs(share)) / 3, share)
+            hidden = affine(m.relative.up, torch.tensor([log], dtype=torch.float64)).relu()
+            return 16 / (1 + math.exp(-float(affine(m.relative.down, hidden)[head])))
+
+
 @reference("monet")
 def monet(m: Any, x: Tensor) -> Tensor:
     hidden, rank = m.spec.sizes(x.shape[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qkv.spec.branches import Branch
+from qkv.spec.mixers.grids.windows import MappedBias, NoWindowBias, WindowAttention
 from qkv.spec.mixers.linformer import Linformer
 from qkv.spec.mixers.neighbours import MONet, Pooling, SpatialShift
 from qkv.spec.mixers.position_matrices import GMLP, RandomMixing, TokenMLP
@@ -41,5 +42,9 @@ MIXING_TWO_WAY: tuple[Branch, ...] = (
     Pooling(size=4),
     MONet(),
     MONet(hidden=7, rank=3, norm=NoNorm()),
+    WindowAttention(num_heads=2, window=4),
+    WindowAttention(num_heads=2, window=3, shift=1, bias=False, head_dim=3),
+    WindowAttention(num_heads=1, window=4, shift=2, relative=NoWindowBias()),
+    WindowAttention(num_heads=2, window=3, shift=2, key_bias=False, scores="cosine", relative=MappedBias(hidden=5)),
 )
 """Not causal: these must fail the battery."""

@@ -22,6 +22,7 @@ from qkv.spec.masks import Mask
 from qkv.spec.mixers.linear_attention import FeatureMap
 from qkv.spec.model import Block, Frontend
 from qkv.spec.models.adapt import Adapt
+from qkv.spec.models.merges import Merge
 from qkv.spec.models.segmentation import Segmentation
 from qkv.spec.parts import Activation, Norm, Positions, Relative, Residual, RopeScaling
 from qkv.spec.position_wise.experts import Balance
@@ -51,6 +52,7 @@ KINDS: dict[str, set[str]] = {
     "Orders": set(get_args(Block.model_fields["order"].annotation)),
     "Residuals": own(Residual),
     "Segmentation": own(Segmentation),
+    "Merges": own(Merge),
     "Heads": own(Head),
     "Front ends": own(Frontend),
     "Tokenizers": own(Tokenizer),

@@ -176,7 +176,7 @@ def _head(chance: random.Random) -> Head:
 
 def _block(chance: random.Random, branches: list[Branch]) -> Block:
     def drawn() -> Block:
-        data = {**fields(chance, Block), "branches": branches}
+        data = {**fields(chance, Block), "branches": branches, "merge": None}  # of grids, which no text has
         norms = data.get("norms")
         return Block.parse(data | ({"norms": [*norms, *norms, *norms][: len(branches)]} if norms else {}))
 

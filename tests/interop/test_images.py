@@ -172,7 +172,7 @@ def test_the_encoder_of_a_masked_autoencoder_reads_all_patches_and_is_written_as
 
 @pytest.mark.parametrize(
     "values",
-    [{"model_type": "swin"}, {"model_type": "perceiver", "architectures": ["PerceiverForImageClassificationFourier"]}],
+    [{"model_type": "levit"}, {"model_type": "perceiver", "architectures": ["PerceiverForImageClassificationFourier"]}],
 )
 def test_a_published_model_that_is_not_supported_is_refused_with_what_it_needs(values: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"config\.json: .* which qkv does not support; it needs: ") as refusal:

@@ -30,7 +30,7 @@ from qkv.ops import masks as predicates
 from qkv.spec import branches, data, frontends, heads, masks, parts, tasks, tokenizers, training
 from qkv.spec.base import Part
 from qkv.spec.model import Model
-from qkv.spec.models import adapt, segmentation
+from qkv.spec.models import adapt, merges, segmentation
 from qkv.spec.position_wise import memory_layer
 from qkv.spec.processors import Processor
 from qkv.spec.register import implementation, implementations, implements, import_all
@@ -260,6 +260,7 @@ def test_every_kind_of_the_package_is_implemented() -> None:
         tasks.Noise: ("qkv.tasks",),
         images.Augmentation: ("qkv.data.processors",),
         segmentation.Segmentation: ("qkv.models",),
+        merges.Merge: ("qkv.models",),
     }
     for slot, packages in slots.items():
         own = {part for part in slot.kinds().values() if part.__module__.startswith("qkv.")}
@@ -303,6 +304,7 @@ PLACES = {
     tasks.TokenMasking: 2,
     segmentation.RecurrentMemory: 2,
     segmentation.Megabyte: 2,
+    merges.StridedConvolution: 2,
 }
 """Source files that name a part of the package by its spec's class: those that a new part of its slot takes.
 

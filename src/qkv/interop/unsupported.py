@@ -8,9 +8,6 @@ _STAGES = "stages of blocks over ever coarser grids of patches"
 _CONVOLUTIONS = "a network of 2-D convolutions"
 
 NEEDS: Reasons = {
-    "swin": f"{_STAGES}, with attention in shifted windows",
-    "swinv2": f"{_STAGES}, with cosine attention in shifted windows and biases from an MLP",
-    "donut-swin": f"{_STAGES}, with attention in shifted windows",
     "dinat": f"{_STAGES}, with attention to dilated neighbourhoods on the grid",
     "hiera": f"{_STAGES}, with attention in mask units and pooled queries",
     "focalnet": f"{_STAGES}, with focal modulation",

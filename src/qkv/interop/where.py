@@ -160,6 +160,8 @@ def spec_path(model: Transformer, name: str) -> str:
     if parts[0] != "blocks":
         return f"{prefix}.{'.'.join(parts[: 1 + (parts[1] == 'positions')])}"
     block = f"{prefix}.blocks.{int(parts[1]) % len(stack.blocks)}"
+    if parts[2] == "merge":
+        return f"{block}.merge"
     if parts[2] != "branches" or parts[4].startswith("norm"):
         return f"{block}.norm"
     return f"{block}.residual" if parts[4] == "residual" else f"{block}.branches.{parts[3]}"

@@ -24,6 +24,7 @@ from qkv.layers.norms import Norm, build_norm
 from qkv.layers.observable import Observable, Points, standard
 from qkv.layers.residuals import build_residual
 from qkv.mixers.registry import build_branch
+from qkv.models.stack.merges import build_merge
 from qkv.spec.model import Block as BlockSpec
 from qkv.spec.parts import Norm as NormSpec
 
@@ -118,20 +119,31 @@ ORDERS: dict[str, type[Slot]] = {
 
 
 class Block(nn.Module):
-    """Block of residual branches, x (B, N, D) -> (B, N, D); its state is a tuple with one entry per branch."""
+    """Block of residual branches, x (B, N, D) -> (B, N, D); its state is a tuple with one entry per branch.
+
+    With a merge: x (B, N, D) on a grid -> (B, M, E) on a coarser grid.
+    """
 
     def __init__(self, spec: BlockSpec, width: int, name: str, memory_width: int | None = None):
         super().__init__()
         self.spec = spec
+        self.merge = None if spec.merge is None else build_merge(spec.merge, width)
+        width = width if spec.merge is None else spec.merge.width_at(width)
         order = ORDERS[spec.order]
         slots = (order(spec, j, width, f"{name}.branches.{j}", memory_width) for j in range(len(spec.branches)))
         self.branches = nn.ModuleList(slots)
         self.norm = _norm(spec.norm, width, f"{name}.norm") if order is Parallel and not spec.norms else None
 
+    def context_after(self, context: Context) -> Context:
+        """Return the context of the block's output: that of its input, or of the grid after its merge."""
+        return context if self.merge is None else self.merge.after(context)
+
     def forward(
         self, x: Tensor, context: Context, state: tuple[State, ...] | None = None
     ) -> tuple[Tensor, tuple[State, ...] | None]:
         after: list[Any] = []
+        if self.merge is not None:
+            x, context = self.merge(x, context), self.merge.after(context)
         if self.spec.order != "parallel":
             for j, branch in enumerate(self.branches):
                 x = branch.offer(context.tap, "residual_before", x)  # type: ignore[operator]

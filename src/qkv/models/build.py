@@ -60,6 +60,9 @@ def _initialise(model: Transformer, spec: Model) -> None:
 def _initialise_stack(stack: Layered, std: float) -> None:
     if isinstance(stack, Stack):
         stack.frontend.initialise(std)
+    for block in stack.blocks:
+        if block.merge is not None:
+            block.merge.initialise(std)  # type: ignore[operator,union-attr]
     endings = [branch.ending() for branch in stack.branches]
     for layer in (layer for ending in endings if ending is not None for layer in ending.modules()):
         if isinstance(layer, Linear):

@@ -32,10 +32,10 @@ def heat(model: Transformer, signal: Signal) -> Tensor | None:
 
     Shape (B, rows, columns), or (B, times, rows, columns) on a grid of three axes. A layer without attention weights
     between all positions counts as the identity. None if no layer has such weights, if the positions do not lie on a
-    grid of two or three axes, or if the model has latents.
+    grid of two or three axes, or if the model has latents or merges.
     """
     grid = model.frontend.grid(signal)
-    if grid is None or len(grid.sizes) not in (2, 3) or model.spec.latents:
+    if grid is None or len(grid.sizes) not in (2, 3) or model.spec.latents or model.spec.merges:
         return None
     paths = [branch.path_of("weights") for branch in model.branches if "weights" in branch.points()]
     tap, count = Recorder(*paths), model.frontend.count(signal)

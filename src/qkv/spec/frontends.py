@@ -36,6 +36,11 @@ class Frontend(Part, slot=True):
         """True if a vector may depend on all values of its row. Such rows are never decoded token by token."""
         return self.on_grid
 
+    @property
+    def leading(self) -> int:
+        """Number of positions before those of the grid, such as a class token."""
+        return 0
+
     def fitted(self, processor: Processor) -> Self:
         """Return a copy with the signal sizes of ``processor``. Raises ``SpecError`` if sizes in the spec differ."""
         return self

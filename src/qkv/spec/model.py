@@ -278,7 +278,7 @@ class Model(Stack, WithWidth):
         reading = self.frontend_width(self.width) if self.latents else None
         asking = self.queries.positions.width_problems(self.width) if self.queries else []
         asking += grid_problems(self.queries.positions, self.grid_axes) if self.queries else []
-        return [
+        return self._stage_problems() or [
             *self.stack_problems(self.width, reading),
             *(p.under("queries", "positions") for p in asking),
             *self._tied_problems(),
@@ -286,6 +286,24 @@ class Model(Stack, WithWidth):
             *self._stream_problems(),
             *self._segmentation_problems(),
         ]
+
+    def _stage_problems(self) -> list[Problem]:
+        """Return the errors if blocks merge neighbours but another part reads their vectors; empty if none."""
+        stacks = {"encoder": self.encoder, "latents": self.latents}
+        inside = next((name for name, stack in stacks.items() if stack is not None and stack.merges), None)
+        if inside is not None:
+            return [Problem((inside, "blocks"), "only the model's own blocks may merge neighbours; leave merge out")]
+        if not self.merges:
+            return []
+        for name in ("encoder", "latents", "queries", "segmentation"):
+            if getattr(self, name) is not None:
+                return [Problem((name,), "the model's blocks merge neighbours on a grid; leave it or the merges out")]
+        if self.rounds > 1:
+            return [Problem(("rounds",), "blocks that merge neighbours are applied once; leave it out")]
+        if self.frontend.leading:
+            sentence = "positions before the grid, such as a class token, cannot be merged; leave them out"
+            return [Problem(("frontend",), sentence)]
+        return []
 
     def _latent_problems(self) -> list[Problem]:
         assert self.latents is not None

@@ -267,7 +267,9 @@ class _Run:
 
 
 def parts_of(block: nn.Module) -> Iterator[tuple[str, int, nn.Module]]:
-    """Yield (name, branch, module) of the branches, norms and residuals of a block."""
+    """Yield (name, branch, module) of the branches, norms, residuals and the merge of a block."""
+    if block.merge is not None:
+        yield "merge", 0, block.merge  # type: ignore[misc]
     if block.norm is not None:
         yield "norm", 0, block.norm  # type: ignore[misc]
     for j, slot in enumerate(block.branches):  # type: ignore[arg-type]
@@ -403,7 +405,8 @@ def _branches(shares: dict[Key, Share], prefix: str, step: int, block: nn.Module
     """Return the costs of an executed layer: for each of its branches, name -> share of branch, norms and residual."""
     branches: list[dict[str, Share]] = []
     for slot in block.branches:  # type: ignore[union-attr]
-        names = (slot.body.spec.kind, "norm", "residual")
+        merged = ("merge",) if block.merge is not None and not branches else ()
+        names = (*merged, slot.body.spec.kind, "norm", "residual")
         branches.append({name: shares.get(Key(prefix, name, step, len(branches)), Share()) for name in names})
     return branches
 

@@ -52,7 +52,7 @@ def reduced(model: Model, whole: bool = False) -> Reduced:
     if encoder and encoder.memory == "layers":  # layer i of the decoder reads layer i of the encoder
         plan = beside = _plan(list(zip(model.layers, encoder.layers, strict=True)), whole)
     else:
-        plan, beside = _plan(model.layers, whole), _plan(encoder.layers if encoder else (), whole)
+        plan, beside = _plan(_placed(model), whole), _plan(encoder.layers if encoder else (), whole)
     if encoder:
         changes["encoder"] = encoder.changed(**_listed(encoder, beside))
     rounds = latents.rounds if latents and whole else min(latents.rounds, _FEW) if latents else 1
@@ -68,6 +68,13 @@ def reduced(model: Model, whole: bool = False) -> Reduced:
         _rounds(latents, rounds) if latents else LayerPlan(()),
         LayerPlan(tuple(range(inner))),
     )
+
+
+def _placed(model: Model) -> Sequence[Any]:
+    """Return the layers of a model; if blocks merge neighbours, each with its width and its grid."""
+    if not model.merges:
+        return model.layers
+    return list(zip(model.layers, model.widths(model.width), model.places, strict=True))
 
 
 def _plan(layers: Sequence[Any], whole: bool) -> tuple[int, ...]:

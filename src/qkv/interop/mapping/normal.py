@@ -36,8 +36,12 @@ def _stack(spec: S, width: int) -> S:
 
 
 def _layered(spec: L, width: int) -> L:
-    blocks = tuple(_block(block, width) for block in spec.layers)
-    return spec.changed(num_layers=len(blocks) or None, blocks=blocks)
+    blocks, grid = list[Block](), spec.grid
+    for block, features, place in zip(spec.layers, spec.widths(width), spec.places, strict=True):
+        merge = None if block.merge is None else block.merge.canonical(width, grid)
+        blocks.append(_block(block, features).changed(merge=merge))
+        width, grid = features, place.grid
+    return spec.changed(num_layers=len(blocks) or None, blocks=tuple(blocks))
 
 
 def _block(block: Block, width: int) -> Block:

@@ -53,8 +53,9 @@ class Layered(Declared):
         sizes that depend on the number of positions of a row.
         """
         self.walk = spec.walk
+        entering = (width, *spec.widths(width))
         self.blocks = nn.ModuleList(
-            Block(block, width, f"{name}.{i}", memory_width) for i, block in enumerate(spec.sized_layers)
+            Block(block, entering[i], f"{name}.{i}", memory_width) for i, block in enumerate(spec.sized_layers)
         )
         share_tables(self.blocks.modules())
         self.depth_average = DepthAverage(spec.depth_average, len(self.walked)) if spec.depth_average else None
@@ -88,6 +89,7 @@ class Layered(Declared):
         outputs = [] if self.depth_average is None else [x]
         for i, (block, past) in enumerate(zip(walked, state or (None,) * len(walked), strict=True)):
             x, after = self._through(block, x, context.of_layer(i), past)
+            context = block.context_after(context)  # type: ignore[operator]
             if self.depth_average is not None:
                 outputs.append(x)
                 x = self.depth_average(outputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -11,6 +11,7 @@ from qkv.spec.base import Seq, Spec
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.errors import Problem
 from qkv.spec.models.growth import Growth
+from qkv.spec.models.merges import AXES, Merge
 from qkv.spec.parts import Add, LayerNorm, Norm, Residual
 from qkv.spec.register import import_all
 
@@ -30,7 +31,8 @@ class Block(Spec):
         parallel   x + Σ_k f_k(norm x)          (GPT-J 2021), one norm for all branches
 
     With ``norms`` branch k has its own norm_k instead of ``norm``; the parallel order becomes x + Σ_k f_k(norm_k x)
-    (GPT-NeoX, Black et al. 2022). Parallel branches without residual are Σ_k f_k(norm x) (He & Hofmann 2024).
+    (GPT-NeoX, Black et al. 2022). Parallel branches without residual are Σ_k f_k(norm x) (He & Hofmann 2024). With
+    ``merge``, a stage begins: x is first merged to a coarser grid (Swin, Liu et al. 2021).
     """
 
     branches: Seq[Branch] = Field(default=(Attention(), FeedForward()), min_length=1)
@@ -42,6 +44,9 @@ class Block(Spec):
         default=0.0, ge=0, lt=1, description="probability of skipping a branch in training (Huang et al. 2016)"
     )
     norms: Seq[Norm] = Field(default=(), description="one norm per branch; default: the field norm for all")
+    merge: Merge | None = Field(
+        default=None, description="merge of neighbours on a grid before the branches; default: none"
+    )
 
     def norm_of(self, i: int) -> Norm:
         """Return the norm of branch ``i``: its entry in ``norms``, or the block's ``norm``."""
@@ -56,9 +61,11 @@ class Block(Spec):
         return self.residual if alone else Add()
 
     def sized_for(self, positions: int, grid: tuple[int, ...] | None) -> Self:
-        """Return a copy with ``sized_for`` applied to each branch; see ``Branch.sized_for``."""
+        """Return a copy with ``sized_for`` applied to merge and branches, which are on ``grid``."""
         branches = tuple(branch.sized_for(positions, grid) for branch in self.branches)
-        return self if branches == self.branches else self.changed(branches=branches)
+        merge = None if self.merge is None else self.merge.sized_for(grid)
+        same = branches == self.branches and merge == self.merge
+        return self if same else self.changed(branches=branches, merge=merge)
 
     @property
     def reversible(self) -> bool:
@@ -93,11 +100,18 @@ class Block(Spec):
 
     @property
     def causal(self) -> bool:
-        return all(branch.causal for branch in self.branches)
+        return self.merge is None and all(branch.causal for branch in self.branches)
 
     @property
     def decodes(self) -> bool:
-        return all(branch.decodes for branch in self.branches)
+        return self.merge is None and all(branch.decodes for branch in self.branches)
+
+
+class Place(NamedTuple):
+    """Positions of a row at a layer, and the sizes of the axes of their grid; None for a sequence."""
+
+    positions: int
+    grid: tuple[int, ...] | None
 
 
 class DepthAverage(Spec):
@@ -174,13 +188,40 @@ class Layered(Spec):
     @property
     def sized_layers(self) -> tuple[Block, ...]:
         """Block of every layer; sizes that depend on the positions of a row are filled in."""
+        if self.merges:
+            return tuple(block.sized_for(*place) for block, place in zip(self.layers, self.places, strict=True))
         sized = tuple(block.sized_for(self.row_positions, self.grid) for block in self.blocks)
         return tuple(sized[i % len(sized)] for i in range(self.depth))
 
     @property
+    def merges(self) -> bool:
+        """True if a block begins with a merge, so that layers read grids of several sizes and vectors of several
+        widths.
+        """
+        return any(block.merge is not None for block in self.blocks)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Positions of a row and their grid at every layer, after its merge."""
+        places, place = list[Place](), Place(self.row_positions, self.grid)
+        for block in self.layers:
+            place = place if block.merge is None else Place(*block.merge.place(place.grid, place.positions))
+            places.append(place)
+        return tuple(places)
+
+    def widths(self, width: int) -> tuple[int, ...]:
+        """Return the features of the vectors of every layer, given ``width`` features of the stack's input."""
+        widths = list[int]()
+        for block in self.layers:
+            width = width if block.merge is None else block.merge.width_at(width)
+            widths.append(width)
+        return tuple(widths)
+
+    @property
     def limiting_branch(self) -> Branch | None:
         """Branch with the smallest ``longest_row``, which limits the length of rows; None if no branch limits it."""
-        sized = [branch for block in self.blocks for branch in block.sized_for(self.row_positions, self.grid).branches]
+        layers = self.sized_layers if self.merges else self.sized_layers[: len(self.blocks)]
+        sized = [branch for block in layers for branch in block.branches]
         limits = [branch for branch in sized if branch.longest_row is not None]
         return min(limits, key=lambda branch: branch.longest_row or 0, default=None)
 
@@ -190,8 +231,9 @@ class Layered(Spec):
         return any(block.reversible for block in self.blocks)
 
     def leaving(self, width: int) -> int:
-        """Return the width of the last block's output: ``width``, or twice that if reversible (two streams)."""
-        return 2 * width if self.reversible else width
+        """Return the width of the last block's output, given that of the input; twice if reversible (two streams)."""
+        last = self.widths(width)[-1] if self.merges else width
+        return 2 * last if self.reversible else last
 
     @property
     def causal(self) -> bool:
@@ -246,14 +288,19 @@ class Layered(Spec):
 
     def block_problems(self, width: int) -> list[Problem]:
         """Return the errors in the blocks' settings for a stack of ``width`` features, with paths; empty if none."""
-        problems: list[Problem] = []
-        for i, block in enumerate(self.blocks):
+        problems = self._merge_problems(width)
+        if problems:
+            return problems
+        inside = zip(self.layers, self.places, self.widths(width), strict=True)
+        for i, (block, place, features) in enumerate(inside):
+            if i >= len(self.blocks) and not self.merges:
+                break
             for j, branch in enumerate(block.branches):
-                wrong = branch.width_problems(width)
+                wrong = branch.width_problems(features)
                 if self.rows_known:
-                    wrong += branch.position_problems(self.row_positions)
+                    wrong += branch.position_problems(place.positions)
                 wrong += branch.grid_problems(self.grid_axes)
-                problems += [p.under("blocks", i, "branches", j) for p in wrong]
+                problems += [p.under("blocks", i % len(self.blocks), "branches", j) for p in wrong]
         if self.num_layers and not self.blocks:
             problems.append(
                 Problem(
@@ -278,6 +325,23 @@ class Layered(Spec):
             )
             problems.append(Problem(("blocks", other, "residual"), sentence))
         return problems + self._average_problems()
+
+    def _merge_problems(self, width: int) -> list[Problem]:
+        """Return the errors in the merges of the blocks; empty if none."""
+        grid = self.grid
+        for i, block in enumerate(self.layers if self.merges else ()):
+            path = ("blocks", i % len(self.blocks), "merge")
+            if block.merge is None:
+                continue
+            if self.grid_axes != AXES:
+                return [Problem(path, f"a merge needs a grid of {AXES} axes, such as image patches; leave it out")]
+            if self.reversible or self.depth_average:
+                other = "reversible blocks" if self.reversible else "a depth average"
+                return [Problem(path, f"{other} read vectors of one width and grid; leave it or the merge out")]
+            if wrong := block.merge.problems_at(width, grid):
+                return [problem.under(*path) for problem in wrong]
+            width, grid = block.merge.width_at(width), None if grid is None else block.merge.grid_at(grid)
+        return []
 
     def _average_problems(self) -> list[Problem]:
         if self.depth_average is None:
