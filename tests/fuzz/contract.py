@@ -107,7 +107,7 @@ def is_well_conditioned(drawn: Case) -> bool:
     with torch.no_grad():
         before = subject.whole(x)
         for weight in subject.module.parameters():
-            weight.mul_(1 + 1e-14 * torch.randn(weight.shape, generator=generator))
+            weight.mul_(1 + 1e-14 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
         change = (subject.whole(x) - before).abs().max()
     return bool(before.isfinite().all() and change <= STEADY)
 
