@@ -1,7 +1,7 @@
 """A family of published models defined outside the package: configs and tensor names in both directions.
 
-The family is Granite MoE (IBM 2024): Llama's attention, and a mixture of experts whose weights are stored for all
-experts in one tensor.
+The family, "House MoE", is one that nobody else has: Llama's attention, and a mixture of experts whose weights are
+stored for all experts in one tensor.
 
     python examples/your_own_family.py
     qkv load FOLDER --import examples/your_own_family.py        open a checkpoint of this family
@@ -95,9 +95,9 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 register(
     Family(
-        name="Granite MoE",
-        model_types=("granitemoe",),
-        architectures={"GraniteMoeForCausalLM": language_model(tied=False)},
+        name="House MoE",
+        model_types=("house_moe",),
+        architectures={"HouseMoeForCausalLM": language_model(tied=False)},
         spec=spec,
         config=config,
         names=NAMES,
@@ -114,7 +114,7 @@ def main() -> None:
     model = qkv.build(spec(Config(values), LanguageModelHead(tied=False)), seed=1).eval()
     ids = torch.randint(64, (2, 9), generator=torch.Generator().manual_seed(1))
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        save_published(model, folder, family="Granite MoE")
+        save_published(model, folder, family="House MoE")
         again = load_published(folder, copy=True)
         print(f"{again.family}: {sum(p.numel() for p in again.model.parameters()):,} parameters")
         print(f"largest difference of logits: {(model(ids)[0] - again.model(ids)[0]).abs().max():.1e}")

@@ -49,7 +49,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
         "perplexity of an answer's tokens 1.0",
         "100 of 100 new questions are answered right",
     ),
-    "your_own_family": ("Granite MoE: 47,520 parameters", "largest difference of logits: 0.0e+00"),
+    "your_own_family": ("House MoE: 47,520 parameters", "largest difference of logits: 0.0e+00"),
     "char_model": ("spec.yaml, tokenizer.json", "The bat hung from the beam and looked at the hat."),
     "state": (
         "positions seen: [6]",

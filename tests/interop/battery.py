@@ -29,6 +29,10 @@ START = 5
 """The token after which a decoder that reads an encoder begins."""
 
 
+CHOICE = ("correction_bias", "expert_bias")
+"""Parts of names of the biases in the choice of experts."""
+
+
 def every_case() -> list[Case]:
     """Those of every family, in the order of their files."""
     names = sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem != "case")
@@ -63,10 +67,10 @@ def made(case: Case, folder: Path) -> Pair:
     theirs = case.model(case.config).eval()
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
-            if parameter.requires_grad or "correction_bias" in name:  # others, such as sinusoids, are computed
+            if parameter.requires_grad or any(part in name for part in CHOICE):  # others, as sinusoids, are computed
                 parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
         for name, buffer in theirs.named_buffers():
-            if "running_" in name or "correction_bias" in name:  # of a batch norm, of the choice of experts
+            if "running_" in name or any(part in name for part in CHOICE):  # of a batch norm, of the choice of experts
                 buffer += torch.rand(buffer.shape, generator=generator)
     theirs.tie_weights()
     theirs.save_pretrained(folder)

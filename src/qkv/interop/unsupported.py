@@ -64,7 +64,6 @@ NEEDS: Reasons = {
     "falcon_h1": "attention and Mamba-2 beside each other on one norm, and fixed factors of their maps",
     "olmo_hybrid": "the gated delta rule beside attention whose outputs are normalised",
     "jamba": "Mamba with norms and attention in turns, with experts in some layers",
-    "lfm2_moe": "LFM2's mixers with experts in all but the first layers",
     "lfm3": "gated convolutions and gated attention with norms after each branch",
     "recurrent_gemma": "a linear recurrent unit with gates (RG-LRU)",
     "minimax": "linear attention with a fixed decay per head (lightning attention), and experts",

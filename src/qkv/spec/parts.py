@@ -115,12 +115,24 @@ class NoOutputGate(OutputGate, kind="none"):
     identity = True
 
 
-class FeatureGate(OutputGate, kind="features"):
-    """Gate σ(x W_g) per feature of each head (Qiu et al. 2025, Qwen3-Next)."""
+class MappedGate(OutputGate):
+    """Base class of gates g(x W_g), with g the logistic function or softplus, ln(1 + e^z) (Laguna, Poolside 2026)."""
+
+    function: Literal["sigmoid", "softplus"] = Field(default="sigmoid", description="function g of the gate")
 
 
-class HeadGate(OutputGate, kind="heads"):
-    """Gate σ(x W_g) per head, the same for all of its features (Qiu et al. 2025, LFM3)."""
+class FeatureGate(MappedGate, kind="features"):
+    """Gate g(x W_g) per feature of each head (Qiu et al. 2025, Qwen3-Next)."""
+
+
+class HeadGate(MappedGate, kind="heads"):
+    """Gate g(x W_g) per head, the same for all of its features (Qiu et al. 2025, LFM3)."""
+
+
+class FactorGate(OutputGate, kind="factor"):
+    """Fixed ``factor`` of the outputs, as of the values (MiMo-V2-Flash, Xiaomi 2025)."""
+
+    factor: float = Field(default=1.0, gt=0)
 
 
 class Residual(Part, slot=True):

@@ -87,7 +87,7 @@ class MixtureOfExperts(Branch):
 
         x (B, N, D) ─┬─ router ─ scores (B, N, E) ─ k largest ─ weights (B, N, k) ─┐
                      ├─ experts, each on the positions that chose it ──────────────┴ Σ ─ + ─ (B, N, D)
-                     └─ shared ─ times σ(x w) with a gate ────────────────────────────── ┘
+                     └─ shared ─ times shared_scale, and σ(x w) with a gate ─────────────┘
 
     Shazeer et al. 2017, Fedus et al. 2021, DeepSeek-V3 2024. Scores are computed in fp32 or wider.
     """
@@ -139,7 +139,11 @@ class MixtureOfExperts(Branch):
         return ranked.topk(part.top_k).indices
 
     def _gated(self, x: Tensor, y: Tensor) -> Tensor:
-        """Multiply the shared experts' output y (B, N, D) by their gate σ(x w), if they have one. x (B, N, D)."""
+        """Multiply the shared experts' output y (B, N, D) by their factor, and their gate σ(x w), if they have one.
+
+        x (B, N, D).
+        """
+        y = y if self.part.shared_scale == 1 else self.part.shared_scale * y
         return y if self.shared_gate is None else self.shared_gate(x).sigmoid() * y
 
     def _weights(self, scores: Tensor, chosen: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from qkv.layers.context import Context
 from qkv.layers.layout import Declared, Layouts, matrix
@@ -24,13 +26,26 @@ class OutputGate(Observable, Declared):
         return out
 
 
+@implements(spec.FactorGate)
+class FactorGate(OutputGate):
+    """Gate factor · out."""
+
+    def __init__(self, part: spec.FactorGate, width: int, heads: tuple[int, int], bias: bool):
+        super().__init__(part, width, heads, bias)
+        self.factor = part.factor
+
+    def forward(self, out: Tensor, x: Tensor, context: Context) -> Tensor:
+        return self.factor * out
+
+
 @implements(spec.FeatureGate)
 class FeatureGate(OutputGate):
-    """Gate out ⊙ σ(x W_g + b_g), per feature of each head (Qiu et al. 2025)."""
+    """Gate out ⊙ g(x W_g + b_g), per feature of each head; g: logistic function or softplus (Qiu et al. 2025)."""
 
-    def __init__(self, part: spec.OutputGate, width: int, heads: tuple[int, int], bias: bool):
+    def __init__(self, part: spec.MappedGate, width: int, heads: tuple[int, int], bias: bool):
         super().__init__(part, width, heads, bias)
         self.heads, self.features = heads
+        self.function = torch.sigmoid if part.function == "sigmoid" else functional.softplus
         self.map = Linear(width, self.heads * self.features, bias=bias)
 
     def layouts(self) -> Layouts:
@@ -40,15 +55,15 @@ class FeatureGate(OutputGate):
         return standard("gate")
 
     def forward(self, out: Tensor, x: Tensor, context: Context) -> Tensor:
-        gate = self.offer(context.tap, "gate", self.map(x)).sigmoid()
+        gate = self.function(self.offer(context.tap, "gate", self.map(x)))
         return out * gate.unflatten(-1, (self.heads, self.features)).transpose(1, 2)
 
 
 @implements(spec.HeadGate)
 class HeadGate(FeatureGate):
-    """Gate out_h σ(x w_h + b_h), one factor per head (Qiu et al. 2025)."""
+    """Gate out_h g(x w_h + b_h), one factor per head; g: logistic function or softplus (Qiu et al. 2025)."""
 
-    def __init__(self, part: spec.OutputGate, width: int, heads: tuple[int, int], bias: bool):
+    def __init__(self, part: spec.MappedGate, width: int, heads: tuple[int, int], bias: bool):
         super().__init__(part, width, (heads[0], 1), bias)
 
 

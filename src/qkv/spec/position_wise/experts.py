@@ -47,7 +47,8 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
 
     With ``groups``, experts are chosen among those of the ``top_groups`` groups whose ``group_best`` largest scores
     have the largest sums (DeepSeek-V2, 2024). ``shared_gate``: f_shared(x) · σ(x w), with w (D, 1) (Qwen2-MoE, 2024).
-    ``limit`` and ``shift`` as in a gated feed-forward network.
+    ``shared_scale`` is a factor of f_shared(x) (Command A with experts, Cohere 2026). ``limit`` and ``shift`` as in a
+    gated feed-forward network.
     """
 
     num_experts: int = Field(default=8, gt=0, le=4096, description="number of experts to choose from, E")
@@ -57,6 +58,7 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
         default=None, gt=0, description="total hidden features of the shared experts; default: num_shared · hidden"
     )
     shared_gate: bool = Field(default=False, description="factor σ(x w) of the shared experts' output")
+    shared_scale: float = Field(default=1.0, gt=0, description="fixed factor of the shared experts' output")
     hidden: int | None = Field(
         default=None, gt=0, description="hidden features of an expert; default: as in a feed-forward network"
     )
@@ -123,7 +125,9 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
         return problems
 
     def _expert_problems(self) -> list[Problem]:
-        alone = [name for name in ("shared_hidden", "shared_gate") if getattr(self, name) and not self.num_shared]
+        given = {"shared_hidden": self.shared_hidden, "shared_gate": self.shared_gate}
+        given["shared_scale"] = self.shared_scale != 1
+        alone = [name for name, value in given.items() if value and not self.num_shared]
         problems = [Problem((name,), "there are no shared experts; give num_shared, or leave it out") for name in alone]
         unused = [name for name in ("limit", "shift") if getattr(self, name) and not self.gated]
         return problems + [Problem((name,), "it applies only to gated experts; leave it out") for name in unused]

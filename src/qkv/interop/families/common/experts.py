@@ -83,19 +83,27 @@ BY_STEP = SparseLayers(_by_step, _step_keys)
 """Experts in each layer whose number, from 1, ``decoder_sparse_step`` divides, except ``mlp_only_layers``."""
 
 
-def _by_kind(config: Config) -> list[bool]:
-    layers, kinds = config.layers("num_hidden_layers"), config.items("mlp_layer_types")
-    config.has("first_k_dense_replace")
-    if not kinds:
-        return _from(config, config.integer("first_k_dense_replace", 1))
-    if len(kinds) != layers or not set(kinds) <= {DENSE, SPARSE}:
+def listed(first: int, key: str = "") -> SparseLayers:
+    """Return the layers of a family that lists them in ``mlp_layer_types``: dense ones and sparse ones.
+
+    Without that key, all layers after the first have experts: after as many as ``key`` says, by default ``first``.
+    """
+
+    def read(config: Config) -> list[bool]:
+        dense = config.integer(key, first) if key else first
+        layers, kinds = config.layers("num_hidden_layers"), config.items("mlp_layer_types")
+        if not kinds:
+            return _from(config, dense)
+        if len(kinds) == layers and set(kinds) <= {DENSE, SPARSE}:
+            return [kind == SPARSE for kind in kinds]
         raise UserError(
             f"{config.source}: mlp_layer_types is {kinds}, but it should name {DENSE} or {SPARSE} for {layers} layers"
         )
-    return [kind == SPARSE for kind in kinds]
+
+    return SparseLayers(read, lambda sparse: {"mlp_layer_types": [SPARSE if one else DENSE for one in sparse]})
 
 
-BY_KIND = SparseLayers(_by_kind, lambda sparse: {"mlp_layer_types": [SPARSE if one else DENSE for one in sparse]})
+BY_KIND = listed(1, "first_k_dense_replace")
 """Experts where ``mlp_layer_types`` is "sparse"; without that key, after the first ``first_k_dense_replace`` layers."""
 
 

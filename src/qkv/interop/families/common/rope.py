@@ -6,7 +6,7 @@ They are in ``rope_parameters``, or in the older ``rope_theta`` and ``rope_scali
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from qkv.interop.mapping.config import Config
@@ -52,10 +52,13 @@ def table_of(config: Config) -> Config:
     return older if older.values else newer
 
 
-def layer_ropes(config: Config, bases: Mapping[str, float], scaled: str) -> dict[str, Rope]:
+def layer_ropes(
+    config: Config, bases: Mapping[str, float], scaled: str = "", fraction: float | None = None
+) -> dict[str, Rope]:
     """Return the RoPE of each kind of layer, from one table per kind in ``rope_parameters``.
 
-    ``bases``: base of each kind without a table; ``scaled``: kind to which the older ``rope_scaling`` applies.
+    ``bases``: base of each kind without a table; ``scaled``: kind to which the older ``rope_scaling`` applies; empty:
+    none. ``fraction``: as in ``rope_of``.
     """
     tables, length = config.table("rope_parameters"), config.integer("max_position_embeddings", 131072)
     older = {scaled: config.table("rope_scaling").values}
@@ -63,9 +66,25 @@ def layer_ropes(config: Config, bases: Mapping[str, float], scaled: str) -> dict
     for kind, base in bases.items():
         table = {**tables.table(kind).values, **older.get(kind, {})}
         keys = {"rope_parameters": table, "rope_theta": base, "max_position_embeddings": length}
-        ropes[kind] = rope_of(Config(keys, f"{config.source}: {kind}"))
+        ropes[kind] = rope_of(Config(keys, f"{config.source}: {kind}"), fraction)
     tables.finish(())
     return ropes
+
+
+def layer_tables(
+    spec: Model, kinds: Sequence[str], bases: Mapping[str, float], partial: bool = False
+) -> dict[str, Any] | None:
+    """Return the tables of ``rope_parameters``, one per kind of layer; None if configs cannot express them.
+
+    ``kinds``: kind of each layer; ``bases``: base of a kind without layers; ``partial``: as in ``rope_config``.
+    """
+    ropes = {kind: Rope(base=base) for kind, base in bases.items()}
+    for kind, block in zip(kinds, spec.layers, strict=True):
+        relative = getattr(block.branches[0], "relative", None)
+        if isinstance(relative, Rope):
+            ropes[kind] = relative
+    tables = {kind: rope_table(rope, partial) for kind, rope in ropes.items()}
+    return None if None in tables.values() else tables
 
 
 def _default(table: Config, config: Config) -> RopeScaling | None:
@@ -149,12 +168,16 @@ SCALINGS: dict[str, Callable[[Config, Config], RopeScaling | None]] = {
 }
 
 
-def rope_table(rope: Rope) -> dict[str, Any] | None:
-    """Return a RoPE as a ``rope_parameters`` table; None if configs cannot express it."""
-    turned = rope_config(rope)
+def rope_table(rope: Rope, partial: bool = False) -> dict[str, Any] | None:
+    """Return a RoPE as a ``rope_parameters`` table; None if configs cannot express it.
+
+    ``partial``: write the rotated fraction of a head, too.
+    """
+    turned = rope_config(rope, partial)
     if turned is None:
         return None
-    return {"rope_type": "default", "rope_theta": turned["rope_theta"], **turned.get("rope_scaling", {})}
+    table = {"rope_type": "default", "rope_theta": turned["rope_theta"], **turned.get("rope_scaling", {})}
+    return {**table, FRACTION: rope.fraction} if partial else table
 
 
 def rope_config(rope: Rope, partial: bool = False) -> dict[str, Any] | None:

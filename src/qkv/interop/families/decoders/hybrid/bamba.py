@@ -14,6 +14,7 @@ from qkv.interop.families.common.hybrid import config_of, first_mixer, kinds_of,
 from qkv.interop.families.common.multipliers import attention_multiplier, factor_of, temperature_of
 from qkv.interop.families.common.rope import FRACTION, rope_config, rope_of
 from qkv.interop.families.common.state_space import StateSpaceKeys, mamba2_names, min_step_of, step_limits
+from qkv.interop.families.decoders.experts.granite import EXPERT_NAMES
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import PAIR
 from qkv.interop.mapping.family import Family, Reasons
@@ -156,7 +157,7 @@ def _state_space(spec: Model) -> dict[str, Any]:
 
 
 _OURS, _LAYER = "blocks.{layer}.branches.1.", "model.layers.{layer}."
-_FEED_FORWARD, _EXPERTS = f"{_LAYER}feed_forward.", f"{_LAYER}block_sparse_moe."
+_FEED_FORWARD = f"{_LAYER}feed_forward."
 MAMBA_NAMES = mamba2_names(f"{_LAYER}mamba.")
 BAMBA_NAMES = (
     *MAMBA_NAMES,
@@ -168,11 +169,7 @@ BAMBA_NAMES = (
 )
 GRANITE_NAMES = (
     *MAMBA_NAMES,
-    NameRule(f"{_OURS}body.experts.{{expert}}.gate_up.weight", f"{_EXPERTS}input_linear.weight[{{expert}}]"),
-    NameRule(f"{_OURS}body.experts.{{expert}}.down.weight", f"{_EXPERTS}output_linear.weight[{{expert}}]"),
-    NameRule(f"{_OURS}body.router.weight", f"{_EXPERTS}router.layer.weight"),
-    NameRule(f"{_OURS}body.shared.gate_up.weight", f"{_LAYER}shared_mlp.input_linear.weight"),
-    NameRule(f"{_OURS}body.shared.down.weight", f"{_LAYER}shared_mlp.output_linear.weight"),
+    *EXPERT_NAMES,
     NameRule(f"{_OURS}body.gate_up.weight", f"{_LAYER}shared_mlp.input_linear.weight"),
     NameRule(f"{_OURS}body.down.weight", f"{_LAYER}shared_mlp.output_linear.weight"),
     *gated.NAMES,

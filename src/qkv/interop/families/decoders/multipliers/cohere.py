@@ -39,7 +39,7 @@ def spec_of_cohere(config: Config, head: Head) -> Model:
     attention = gated.attention_of(
         config,
         bias=config.flag("attention_bias", False),
-        qk_norm=_norm(config) if norms else NoNorm(),
+        qk_norm=norm_of(config) if norms else NoNorm(),
         qk_norm_over="each_head" if norms else "head",
     )
     return _model(config, head, [attention] * config.layers("num_hidden_layers"))
@@ -61,12 +61,13 @@ def spec_of_cohere2(config: Config, head: Head) -> Model:
     return _model(config, head, [layer[kind] for kind in kinds])
 
 
-def _norm(config: Config) -> LayerNorm:
+def norm_of(config: Config) -> LayerNorm:
+    """Build the layer norm of a config, which has no bias."""
     return LayerNorm(eps=config.number("layer_norm_eps", 1e-5), bias=False)
 
 
 def _model(config: Config, head: Head, attentions: list[Attention]) -> Model:
-    return gated.with_blocks(gated.model_of(config, head, attentions, norm=_norm(config)), order="parallel")
+    return gated.with_blocks(gated.model_of(config, head, attentions, norm=norm_of(config)), order="parallel")
 
 
 def _bias(attention: Attention, feed_forward: GatedFeedForward | FeedForward) -> dict[str, Any]:

@@ -134,6 +134,8 @@ _SIZES = {
     "num_attention_heads": 32,
 }
 _LAYER = "model.layers.{layer}."
+SINK_NAMES = (NameRule("blocks.{layer}.branches.0.body.sink", f"{_LAYER}self_attn.sinks"),)
+"""Name table of the logits of "granite_swa" in the softmax."""
 
 
 def _family(name: str, model_type: str, **fields: Any) -> Family:
@@ -163,7 +165,7 @@ GRANITE_SWA = _family(
     architectures={"GraniteSWAForCausalLM": scaled_language_model(True, "logits_scaling", 1.0, divides=True)},
     spec=spec_of_granite_swa,
     config=config_of_granite_swa,
-    names=(NameRule("blocks.{layer}.branches.0.body.sink", f"{_LAYER}self_attn.sinks"), *gated.NAMES),
+    names=(*SINK_NAMES, *gated.NAMES),
     defaults={
         "vocab_size": 100352,
         "hidden_size": 2560,

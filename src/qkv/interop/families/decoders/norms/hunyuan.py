@@ -9,7 +9,7 @@ from qkv.interop.families.common.heads import HEAD_KEYS, language_model, of_deco
 from qkv.interop.families.common.rope import rope_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
-from qkv.interop.mapping.names import NameRule
+from qkv.interop.mapping.names import NameRule, Reasons
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention
 from qkv.spec.heads import Head
@@ -63,6 +63,20 @@ def config(spec: Model) -> dict[str, Any] | None:
     return None if keys is None else {**keys, **turned}
 
 
+SIZES = {
+    "vocab_size": 290943,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-5,
+}
+IGNORED_CONFIG: Reasons = {
+    **HEAD_KEYS,
+    **dict.fromkeys(("eod_token_id", "sep_token_id"), "given by the tokenizer"),
+    "use_qk_norm": "fixed by the family",
+}
+
 HUNYUAN = Family(
     name="Hunyuan",
     model_types=("hunyuan_v1_dense",),
@@ -75,19 +89,8 @@ HUNYUAN = Family(
     names=NAMES,
     prefix="model.",
     ignored=gated.IGNORED,
-    ignored_config={
-        **HEAD_KEYS,
-        **dict.fromkeys(("eod_token_id", "sep_token_id"), "given by the tokenizer"),
-        "use_qk_norm": "fixed by the family",
-    },
-    defaults={
-        "vocab_size": 290943,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "rms_norm_eps": 1e-5,
-    },
+    ignored_config=IGNORED_CONFIG,
+    defaults=SIZES,
     base="Llama",
 )
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from qkv.interop.families.common import gated
 from qkv.interop.families.common.heads import HEAD_KEYS, language_model, of_decoder
-from qkv.interop.families.common.rope import layer_ropes, rope_table
+from qkv.interop.families.common.rope import layer_ropes, layer_tables
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
-from qkv.spec.parts import LayerNorm, Rope
+from qkv.spec.parts import LayerNorm
 from qkv.system.errors import UserError
 
 _BASE = 500_000.0
@@ -94,12 +94,8 @@ def config_of_olmo3(spec: Model) -> dict[str, Any] | None:
     keys, masks = gated.config_of(spec, _bias, rope=False), gated.masks_config(spec)
     if keys is None:
         return None
-    tables = {gated.FULL: rope_table(Rope(base=_BASE)), gated.SLIDING: rope_table(Rope(base=_BASE))}
-    for kind, block in zip(masks["layer_types"], spec.layers, strict=True):
-        attention = block.branches[0]
-        if isinstance(attention, Attention) and isinstance(attention.relative, Rope):
-            tables[kind] = rope_table(attention.relative)
-    if None in tables.values():
+    tables = layer_tables(spec, masks["layer_types"], dict.fromkeys((gated.FULL, gated.SLIDING), _BASE))
+    if tables is None:
         return None
     window = masks["sliding_window"] or spec.context_length  # transformers requires a window, even if no layer has one
     return {**keys, "rope_parameters": tables, "layer_types": masks["layer_types"], "sliding_window": window}
