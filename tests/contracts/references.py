@@ -159,9 +159,11 @@ def limited(x: Tensor, part: Any) -> Tensor:
 
 def output_gate(m: Any, v: Tensor, h: int) -> Tensor:
     """Return the factors of the output of head h."""
-    if m.spec.output_gate.identity:
-        return torch.ones(())
-    return sigmoid(affine(m.output_gate.map, v).chunk(m.spec.num_heads)[h])
+    part = m.spec.output_gate
+    if part.identity or part.kind == "factor":
+        return torch.tensor(1.0 if part.identity else part.factor)
+    mapped = affine(m.output_gate.map, v).chunk(m.spec.num_heads)[h]
+    return sigmoid(mapped) if part.function == "sigmoid" else (1 + mapped.exp()).log()
 
 
 def projected(m: Any, v: Tensor) -> Tensor:
@@ -459,7 +461,7 @@ def mixture_of_experts(m: Any, x: Tensor) -> Tensor:
         if m.shared is None:
             return y
         gate = 1 / (1 + math.exp(-float(m.shared_gate.weight[0] @ v))) if part.shared_gate else 1.0
-        return y + gate * network(m.shared, v)
+        return y + gate * part.shared_scale * network(m.shared, v)
 
     return per_position(x, at)
 

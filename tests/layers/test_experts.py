@@ -281,6 +281,7 @@ def test_more_experts_than_there_are_cannot_be_chosen() -> None:
         ({"groups": 4, "top_groups": 1, "top_k": 3}, "1 groups have 2 experts, fewer than the 3 to choose"),
         ({"groups": 8, "top_groups": 2}, "a group has 1 experts, fewer than the 2 that rank it"),
         ({"shared_gate": True}, "there are no shared experts; give num_shared, or leave it out"),
+        ({"shared_scale": 0.5}, "there are no shared experts; give num_shared, or leave it out"),
         ({"gated": False, "limit": 2.0}, "it applies only to gated experts; leave it out"),
     ],
 )
