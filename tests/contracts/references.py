@@ -161,7 +161,7 @@ def output_gate(m: Any, v: Tensor, h: int) -> Tensor:
     """Return the factors of the output of head h."""
     part = m.spec.output_gate
     if part.identity or part.kind == "factor":
-        return torch.tensor(1.0 if part.identity else part.factor)
+        return torch.tensor(1.0 if part.identity else part.factor, dtype=v.dtype)
     mapped = affine(m.output_gate.map, v).chunk(m.spec.num_heads)[h]
     return sigmoid(mapped) if part.function == "sigmoid" else (1 + mapped.exp()).log()
 

@@ -32,11 +32,16 @@ def inside(made: Case, place: str, *others: tuple[str, str]) -> Case:
 
 
 def dbrx() -> Case:
-    absent = dict.fromkeys(("head_dim", "intermediate_size", "num_key_value_heads"), "absent")
+    others = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+    absent = dict.fromkeys(("head_dim", "intermediate_size", "num_key_value_heads", *others), "absent")
     return case(
         "dbrx",
         "Dbrx",
         **absent,
+        d_model=32,
+        n_layers=2,
+        n_heads=4,
+        max_seq_len=128,
         attn_config={"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 900.0},
         ffn_config={"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},
         rope_parameters={"rope_type": "default", "rope_theta": 900.0},
@@ -127,7 +132,7 @@ CASES = (
         **CHOSEN,
         **LAYERS,
         head_dim=8,
-        rope_parameters=TABLES,
+        rope_parameters={kind: {**table, "partial_rotary_factor": 1.0} for kind, table in TABLES.items()},
         mlp_layer_types=["sparse", "dense", "sparse"],
     ),
     laguna(),

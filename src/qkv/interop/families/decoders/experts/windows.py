@@ -72,7 +72,7 @@ def spec_of_flint(config: Config, head: Head) -> Model:
 def spec_of_mellum(config: Config, head: Head) -> Model:
     """Build the spec of Mellum: all layers have full attention, unless ``layer_types`` is set."""
     config.nulls.discard("rope_parameters")  # null means the default, as in the published config class
-    ropes = layer_ropes(config, _BASES, fraction=1.0)
+    ropes = layer_ropes(config, _BASES)
     attention = gated.attention_of(
         config,
         bias=config.flag("attention_bias", False),
@@ -108,7 +108,7 @@ def config_of_flint(spec: Model) -> dict[str, Any] | None:
 def config_of_mellum(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not Mellum's. Callers read them back to verify."""
     keys, windows = _MELLUM.config(spec, lambda dense: gated.config_of(dense, _bias, rope=False)), _windows(spec)
-    tables = layer_tables(spec, windows["layer_types"], _BASES, partial=True)
+    tables = layer_tables(spec, windows["layer_types"], _BASES)
     return None if keys is None or tables is None else {**keys, **windows, "rope_parameters": tables}
 
 
