@@ -125,9 +125,9 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
         return problems
 
     def _expert_problems(self) -> list[Problem]:
-        given = {"shared_hidden": self.shared_hidden, "shared_gate": self.shared_gate}
-        given["shared_scale"] = self.shared_scale != 1
-        alone = [name for name, value in given.items() if value and not self.num_shared]
+        fields = {"shared_hidden": self.shared_hidden, "shared_gate": self.shared_gate}
+        fields["shared_scale"] = self.shared_scale != 1
+        alone = [name for name, value in fields.items() if value and not self.num_shared]
         problems = [Problem((name,), "there are no shared experts; give num_shared, or leave it out") for name in alone]
         unused = [name for name in ("limit", "shift") if getattr(self, name) and not self.gated]
         return problems + [Problem((name,), "it applies only to gated experts; leave it out") for name in unused]
