@@ -70,6 +70,8 @@ def test_grids_that_its_windows_do_not_have_are_refused() -> None:
     for grid in (PositionGrid((12,)), PositionGrid((3, 3), 3)):
         with pytest.raises(UserError, match="windows of 2 axes, without positions before the grid"):
             on(grid, branch, some(1, 12).float())
+    with pytest.raises(UserError, match="but the positions are on a sequence"):
+        applied(branch, some(1, 12).float())
     with pytest.raises(UserError, match="2 given, but it must be less than the window 2"):
         WindowAttention.parse({"window": 2, "shift": 2})
 

@@ -106,10 +106,11 @@ class WindowAttention(Branch):
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         """Apply the branch. Raises ``UserError`` for a grid of another number of axes, or with leading positions."""
         sizes, leading = (x.shape[1:2], 0) if context.grid is None else context.grid
-        if context.grid is not None and (len(sizes) != self.axes or leading):
+        if len(sizes) != self.axes or leading:
+            place = "a sequence" if context.grid is None else f"a grid of {len(sizes)} axes after {leading} positions"
             raise UserError(
-                f"{self.spec.kind!r} has windows of {self.axes} axes, without positions before the grid, but the grid "
-                f"has {len(sizes)} axes and {leading} positions before it"
+                f"{self.spec.kind!r} has windows of {self.axes} axes, without positions before the grid, but the "
+                f"positions are on {place}"
             )
 
         def mix(rows: Tensor, real: Tensor | None) -> Tensor:
