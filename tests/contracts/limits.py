@@ -102,6 +102,12 @@ LIMITS: dict[str, Limit] = {
     "lstm": Limit(
         "torch's LSTM", "mixers/test_recurrent.py::test_padded_rows_equal_torch_s_packed_ones_with_gradients"
     ),
+    "differential_attention": Limit(
+        "a factor of zero: attention of half of the heads, and a norm",
+        "mixers/test_differential_attention.py::"
+        "test_a_factor_of_zero_is_attention_of_the_first_half_of_the_heads_and_a_norm",
+    ),
+    "rg_lru": Limit("no decay: a sum", "ops/test_gated_scan.py::test_without_decay_it_sums"),
     "mamba": Limit(
         "equal rates and steps: the state of Mamba-2",
         "ops/test_selective.py::test_equal_rates_and_steps_give_the_state_of_mamba_2",

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from tests.contracts.references import affine, normed, reference, turned
+from tests.contracts.references import activated, affine, normed, reference, turned
 from torch import Tensor
 
 from qkv.spec.mixers.linear_attention import Elu
@@ -88,7 +88,10 @@ def mamba2(m: Any, x: Tensor) -> Tensor:
     size, shared, dv = part.state_size, part.state_size * part.num_groups, inner // part.num_heads
     out = torch.zeros_like(x)
     for b in range(x.shape[0]):
-        maps = [affine(m.input, row).split([inner, inner + 2 * shared, part.num_heads]) for row in x[b]]
+        pieces, factors = [inner, inner, shared, shared, part.num_heads], part.factors or (1.0,) * 5
+        scale = torch.cat([torch.full((piece,), f, dtype=x.dtype) for piece, f in zip(pieces, factors, strict=True)])
+        split = [inner, inner + 2 * shared, part.num_heads]
+        maps = [(scale * affine(m.input, row)).split(split) for row in x[b]]
         states = [torch.zeros(size, dv, dtype=x.dtype) for _ in range(part.num_heads)]
         for i in range(x.shape[1]):
             value, key, query = convolved(m.convolution, [row[1] for row in maps], i).split([inner, shared, shared])
@@ -100,9 +103,12 @@ def mamba2(m: Any, x: Tensor) -> Tensor:
                 step = max(step, part.min_step)
                 states[h] = math.exp(-math.exp(float(m.log_rate[h])) * step) * states[h] + step * torch.outer(k, v)
                 heads.append(q @ states[h] + m.skip[h] * v)
-            groups = (torch.cat(heads) * silu(maps[i][0])).chunk(part.norm_groups)
-            normed = torch.cat([root_mean_square(group, part.eps) for group in groups])
-            out[b, i] = affine(m.output, normed * m.scale)
+            joined, gate = torch.cat(heads), silu(maps[i][0])
+            joined = joined if part.norm == "before_gate" else joined * gate
+            if part.norm != "none":
+                groups = [root_mean_square(group, part.eps) for group in joined.chunk(part.norm_groups)]
+                joined = torch.cat(groups) * m.scale
+            out[b, i] = affine(m.output, joined * gate if part.norm == "before_gate" else joined)
     return out
 
 
@@ -125,6 +131,26 @@ def mamba(m: Any, x: Tensor) -> Tensor:
                     states[e, s] = decay * states[e, s] + step * value[e] * key[s]
                 mixed.append(states[e] @ query + m.skip[e] * value[e])
             out[b, i] = affine(m.output, torch.stack(mixed) * silu(maps[i][1]))
+    return out
+
+
+@reference("rg_lru")
+def rg_lru(m: Any, x: Tensor) -> Tensor:
+    def gate(part: Any, v: Tensor) -> Tensor:
+        blocks = zip(v.chunk(len(part.weight)), part.weight, part.bias, strict=True)
+        return torch.cat([1 / (1 + torch.exp(-(block @ weight + bias))) for block, weight, bias in blocks])
+
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        maps, state = [affine(m.input, row) for row in x[b]], torch.zeros(m.inner, dtype=x.dtype)
+        for i in range(x.shape[1]):
+            weights = m.convolution.weight
+            value = sum(weights[:, t] * maps[i - t] for t in range(weights.shape[1]) if i >= t) + m.convolution.bias
+            rates = torch.stack([torch.tensor(softplus(float(rate))) for rate in m.rate])
+            decay = torch.exp(-8 * rates * gate(m.decay_gate, value))
+            scale = torch.sqrt(1 - decay * decay) if i else torch.ones_like(decay)
+            state = decay * state + scale * gate(m.input_gate, value) * value
+            out[b, i] = affine(m.output, state * activated(m.spec.activation, affine(m.gate, x[b, i])))
     return out
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qkv.spec.branches import Branch
 from qkv.spec.mixers.linear_attention import Favor, LinearAttention
-from qkv.spec.mixers.mamba import Mamba
+from qkv.spec.mixers.mamba import RGLRU, Mamba
 from qkv.spec.mixers.matrix_state import GatedDelta, Mamba2, Retention
 from qkv.spec.parts import RMSNorm
 
@@ -26,11 +26,18 @@ MATRIX_SAMPLES: dict[str, tuple[Branch, ...]] = {
         Mamba2(num_heads=6, expansion=1.5, state_size=3, num_groups=3, kernel_size=1, chunk=4),
         Mamba2(num_heads=2, state_size=5, num_groups=2, kernel_size=2, chunk=1),
         Mamba2(state_size=3, num_groups=2, norm_groups=2, min_step=0.1, convolution_bias=False, bias=True, eps=0.1),
+        Mamba2(state_size=3, norm="before_gate", norm_groups=2, factors=(0.5, 2.0, 1.5, 0.7, 3.0)),
+        Mamba2(state_size=2, norm="none", num_heads=2),
     ),
     "mamba": (
         Mamba(state_size=3),
         Mamba(expansion=1.5, state_size=2, step_rank=3, kernel_size=1, convolution_bias=False, norm=RMSNorm(eps=0.1)),
         Mamba(expansion=0.5, state_size=1, kernel_size=3, bias=True, norm=RMSNorm(weight=False)),
+    ),
+    "rg_lru": (
+        RGLRU(),
+        RGLRU(num_heads=2, hidden=6, kernel_size=1, activation="silu"),
+        RGLRU(num_heads=1, hidden=3, kernel_size=3),
     ),
     "gated_delta": (
         GatedDelta(),

@@ -147,7 +147,40 @@ def attention(m: Any, x: Tensor) -> Tensor:
                     weighted = m.shape.attended[h] * weighted + m.shape.itself[h] * value_of(m, x[b, i], g)
                     weighted = weighted - m.shape.uniform[h] * sum(seen) / len(seen)
                 mixed.append(weighted * output_gate(m, x[b, i], h))
-            out[b, i] = affine(m.output, torch.cat(mixed)) if part.output == "projected" else torch.cat(mixed)
+            joined = torch.cat(mixed)
+            joined = joined if m.output_norm is None else normed(joined, m.output_norm, part.output_norm)
+            out[b, i] = affine(m.output, joined) if part.output == "projected" else joined
+    return out
+
+
+@reference("differential_attention")
+def differential_attention(m: Any, x: Tensor) -> Tensor:
+    part, (dk, dv) = m.spec, m.spec.dims(x.shape[-1])
+    heads, groups, out = part.num_heads, part.kv_heads, torch.zeros_like(x)
+    factor = math.exp(float(m.first_query @ m.first_key)) - math.exp(float(m.second_query @ m.second_key)) + part.start
+
+    def head(vectors: Tensor, h: int, norm: Any, position: int) -> Tensor:
+        own = normed(vectors.split(dk)[h], norm, part.qk_norm)
+        return turned(own, position, part.relative) if isinstance(part.relative, Rope) else own
+
+    def pair(vectors: Tensor, g: int) -> Tensor:
+        values = vectors.split(dv)
+        return torch.cat((values[g % (groups // 2)], values[g % (groups // 2) + groups // 2]))
+
+    def mixed(rows: list[tuple[Tensor, ...]], h: int, i: int) -> Tensor:
+        g, seen = h * groups // heads, [j for j in range(len(rows)) if visible(part.mask, i, j)]
+        query = head(rows[i][0], h, m.query_norm, i) / (part.temperature * math.sqrt(dk))
+        raw = [math.exp(float(query @ head(rows[j][1], g, m.key_norm, j))) for j in seen]
+        return sum((r / sum(raw) * pair(rows[j][2], g) for r, j in zip(raw, seen, strict=True)), x.new_zeros(2 * dv))
+
+    for b in range(x.shape[0]):
+        rows = [affine(m.qkv, v).split([heads * dk, groups * dk, groups * dv]) for v in x[b]]
+        for i in range(x.shape[1]):
+            outs = []
+            for h in range(heads // 2):
+                away = mixed(rows, h, i) - factor * mixed(rows, h + heads // 2, i)
+                outs.append((1 - part.start) * away / math.sqrt(float((away * away).mean()) + part.eps))
+            out[b, i] = affine(m.output, torch.cat(outs))
     return out
 
 
@@ -397,7 +430,9 @@ def memory_layer(m: Any, x: Tensor) -> Tensor:
 @reference("gated_feed_forward")
 def gated_feed_forward(m: Any, x: Tensor) -> Tensor:
     def at(v: Tensor) -> Tensor:
-        return affine(m.down, gated(m.spec, affine(m.gate_up, v)))
+        gate, up = affine(m.gate_up, v).chunk(2)
+        hidden = gated(m.spec, torch.cat((m.spec.gate_factor * gate, up)))
+        return affine(m.down, hidden if m.norm is None else normed(hidden, m.norm, m.spec.norm))
 
     return per_position(x, at)
 
@@ -475,6 +510,7 @@ def activated(name: str, x: Tensor) -> Tensor:
     formulas: dict[str, Callable[[float], float]] = {
         "relu2": lambda v: max(v, 0.0) ** 2,
         "gelu": lambda v: v * 0.5 * (1 + math.erf(v / math.sqrt(2))),
+        "gelu_tanh": lambda v: v * 0.5 * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))),
         "silu": lambda v: v / (1 + math.exp(-v)),
     }
     return torch.tensor([formulas[name](v) for v in x.tolist()], dtype=x.dtype)

@@ -29,7 +29,7 @@ from qkv.spec.branches import (
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.masks import Blocks, Causal, Fixed, Full, Mask, Prefix, Strided, Window
 from qkv.spec.mixers.gated_convolution import GatedConvolution
-from qkv.spec.mixers.latent_attention import LatentAttention
+from qkv.spec.mixers.latent_attention import DifferentialAttention, LatentAttention
 from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.models.blocks import DepthAverage
@@ -136,6 +136,7 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         masked(Window(size=4), output_gate=HeadGate(), bias=False),
         Attention(output_gate=HeadGate(function="softplus"), num_kv_heads=2),
         masked(Window(size=4), output_gate=FactorGate(factor=0.7), value_dim=3),
+        Attention(output_norm=RMSNorm(eps=0.1), num_heads=2, value_dim=3),
     ),
     "latent_attention": (
         LatentAttention(),
@@ -200,12 +201,19 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         CrossAttention(num_heads=2, num_kv_heads=1, head_dim=6, value_dim=3, qk_norm=RMSNorm()),
         CrossAttention(num_heads=2, qk_norm=LayerNorm(eps=0.1)),
     ),
+    "differential_attention": (
+        DifferentialAttention(),
+        DifferentialAttention(num_kv_heads=2, head_dim=4, value_dim=3, bias=False, relative=Rope(), start=0.2, eps=0.1),
+        DifferentialAttention(num_heads=2, mask=Causal() & Window(size=3), qk_norm=RMSNorm(), temperature=0.5),
+    ),
     "additive_attention": (AdditiveAttention(), AdditiveAttention(hidden=5)),
     "fixed_context": tuple(FixedContext(pooling=pooling) for pooling in ("first", "last", "mean", "max")),
     "gated_feed_forward": (
         GatedFeedForward(),
         GatedFeedForward(hidden=5, activation="gelu", bias=True),
         GatedFeedForward(hidden=5, limit=0.3, shift=1.0),
+        GatedFeedForward(hidden=5, norm=LayerNorm(eps=0.1)),
+        GatedFeedForward(hidden=5, gate_factor=0.4, bias=True),
     ),
 }
 
@@ -271,6 +279,7 @@ EVERYTHING: tuple[Branch, ...] = (
     *(parts[0] for kind, parts in MATRIX_SAMPLES.items() if kind not in ("linear_attention", "mamba")),
     GatedFeedForward(hidden=24),
     *(parts[0] for parts in CONTINUOUS_SAMPLES.values()),
+    DifferentialAttention(num_kv_heads=2),
 )
 """Every way for positions to exchange information, in one stack."""
 
@@ -338,7 +347,7 @@ STACKS: dict[str, Model] = {
     "a norm for each branch": stack(
         (
             Block(branches=(EVERYTHING[0], GRU()), order="parallel", norms=(LayerNorm(), RMSNorm(eps=0.1))),
-            Block(branches=(EVERYTHING[1], FeedForward()), norms=(NoNorm(), LayerNorm())),
+            Block(branches=(EVERYTHING[1], FeedForward()), norms=(NoNorm(), LayerNorm()), factors=(0.5, 2.0)),
             Block(
                 branches=(EVERYTHING[3], GatedFeedForward(hidden=24)),
                 order="sandwich",

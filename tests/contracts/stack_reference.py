@@ -143,9 +143,11 @@ def one_block(block: Any, spec: Block, x: Tensor, memory: Memories) -> Tensor:
     for j, (slot, part) in enumerate(zip(block.branches, spec.branches, strict=True)):
         own = spec.norms[j] if spec.norms else spec.norm
 
-        def f(v: Tensor, slot: Any = slot, kind: str = part.kind) -> Tensor:
+        factor = spec.factors[j] if spec.factors else 1.0
+
+        def f(v: Tensor, slot: Any = slot, kind: str = part.kind, factor: float = factor) -> Tensor:
             reads = MEMORY_REFERENCES.get(kind)
-            return reads(slot.body, v, memory) if reads else REFERENCES[kind](slot.body, v)
+            return factor * (reads(slot.body, v, memory) if reads else REFERENCES[kind](slot.body, v))
 
         match spec.order:
             case "pre":

@@ -92,6 +92,15 @@ def test_parallel_branches_with_norms_of_their_own() -> None:
     ]
 
 
+def test_outputs_of_branches_have_factors() -> None:
+    """Falcon-H1."""
+    made = block("parallel", factors=(0.5, -2.0))
+    norm, f, _, g = parts(made)
+    torch.testing.assert_close(made(X, HERE)[0], X + 0.5 * f(norm(X)) - 2.0 * g(norm(X)))
+    with pytest.raises(SpecError, match="factors: 1 factors are given for 2 branches; give one for each, or none"):
+        Block.parse({"factors": [0.5]})
+
+
 def test_a_branch_may_go_without_the_norm_of_the_others() -> None:
     """ModernBERT's first layer: its front end has normed already."""
     made = block("pre", norms=(NoNorm(), LayerNorm()))

@@ -26,7 +26,7 @@ from qkv.ops.positions import (
     sinusoid_2d,
     sinusoid_halves,
 )
-from qkv.spec.parts import LinearScaling, Llama3Scaling, NTKScaling, Rope, YarnScaling
+from qkv.spec.parts import LinearScaling, Llama3Scaling, NTKScaling, ProportionalScaling, Rope, YarnScaling
 
 
 @pytest.mark.parametrize("width", [1, 2, 6, 7, 16])
@@ -190,6 +190,20 @@ def test_ntk_keeps_the_fastest_pair_and_divides_the_slowest() -> None:
     scaled, _ = rope_frequencies(Rope(scaling=NTKScaling(factor=8.0)), 32)
     assert scaled[0] == plain[0]
     assert float(plain[-1] / scaled[-1]) == pytest.approx(8.0, rel=1e-4)
+
+
+@given(head_dim=widths, base=bases, factor=factors, fraction=st.sampled_from([0.3, 0.5, 1.0]))
+def test_proportional_rope_equals_that_of_transformers(
+    head_dim: int, base: float, factor: float, fraction: float
+) -> None:
+    theirs, expected = ROPE_INIT_FUNCTIONS["proportional"](
+        config("proportional", head_dim, base, factor=factor, partial_rotary_factor=fraction)
+    )
+    ours, magnitude = rope_frequencies(
+        Rope(base=base, scaling=ProportionalScaling(fraction=fraction, factor=factor)), head_dim
+    )
+    assert_close(ours, theirs)
+    assert magnitude == expected
 
 
 def test_a_lone_pair_has_nothing_to_stretch() -> None:

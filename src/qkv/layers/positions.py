@@ -319,6 +319,15 @@ def _linear(part: spec.LinearScaling, base: float, rotated: int, dtype: torch.dt
     return ops.linear_scaling(ops.inverse_frequencies(rotated, base, dtype=dtype), part.factor), 1.0
 
 
+@implements(spec.ProportionalScaling)
+def _proportional(
+    part: spec.ProportionalScaling, base: float, rotated: int, dtype: torch.dtype
+) -> tuple[Tensor, float]:
+    frequencies = ops.inverse_frequencies(rotated, base, dtype=dtype) / part.factor
+    frequencies[int(part.fraction * rotated // 2) :] = 0.0
+    return frequencies, 1.0
+
+
 @implements(spec.Llama3Scaling)
 def _llama3(part: spec.Llama3Scaling, base: float, rotated: int, dtype: torch.dtype) -> tuple[Tensor, float]:
     plain, bounds = (

@@ -38,6 +38,7 @@ class Slot(Observable, nn.Module):
         self.body: Branch = build_branch(block.branches[j], width, memory_width)
         self.body.assign_name(name)
         self.residual = build_residual(block.residual_of(j), width, block.dropout, block.drop_path)
+        self.factor = block.factors[j] if block.factors else 1.0
 
     def points(self) -> Points:
         return {
@@ -47,8 +48,9 @@ class Slot(Observable, nn.Module):
         }
 
     def computed(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
-        """Return (f(x), next state); the tap, if any, may replace x and f(x)."""
+        """Return (f(x), next state), f with the branch's constant factor; the tap, if any, may replace x and f(x)."""
         y, state = self.body(self.offer(context.tap, "input", x), context, state)
+        y = y if self.factor == 1 else self.factor * y
         return self.offer(context.tap, "output", y), state
 
 

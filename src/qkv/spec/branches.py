@@ -16,6 +16,7 @@ from qkv.spec.parts import (
     NoNorm,
     NoOutputGate,
     NoRelative,
+    Norm,
     OutputGate,
     Relative,
     SwitchedNorm,
@@ -296,7 +297,8 @@ class Attention(MaskedAttention, kind="attention"):
     one norm over the features of all heads (OLMo 2, 2025); "each_head": other weights in each head (Command R+, 2024).
     ``qk_norm_after`` "rotation": as Hunyuan (2025). ``clip``: MPT (2023) and OLMo (2024). With ``values: identity`` and
     ``output: none`` this is the attention of simplified blocks (He & Hofmann 2024). ``output_gate`` multiplies the
-    outputs of the heads before W_o by a gate that is computed from x.
+    outputs of the heads before W_o by a gate that is computed from x, and ``output_norm`` normalises them over the
+    features of all heads (sub-LN, Wang et al. 2022; BitNet, 2025).
     """
 
     relative: Relative = NoRelative()
@@ -327,6 +329,7 @@ class Attention(MaskedAttention, kind="attention"):
         default=None, gt=0, description="c: projected queries, keys and values are clipped to [-c, c]"
     )
     output_gate: OutputGate = NoOutputGate()
+    output_norm: Norm = Field(default=NoNorm(), description="norm of the concatenated outputs of the heads")
     query_scale: QueryScale | None = Field(default=None, description="factor of queries by position; default: none")
     key_bias: bool = Field(default=True, description="bias of keys, if bias is true")
 
@@ -375,6 +378,9 @@ class Attention(MaskedAttention, kind="attention"):
             problems.append(
                 Problem((field,), f"there is no norm of queries and keys; give qk_norm, or leave {field} out")
             )
+        if self.output_norm.over_batch:
+            sentence = "batch_norm normalises over positions, also over later ones; use layer_norm, rms_norm or none"
+            problems.append(Problem(("output_norm",), sentence))
         if self.clip is not None and not self.maps_values:
             problems.append(Problem(("clip",), "clip applies only to projected values; leave clip or values out"))
         other = "top_k" if self.top_k else "softcap" if self.softcap else ""
@@ -543,12 +549,16 @@ class GatedFeedForward(Branch, kind="gated_feed_forward"):
     """Gated feed-forward network (φ(x Wg) ⊙ x Wu) Wd: GLU, ReGLU, GEGLU, SwiGLU by activation (Shazeer 2020).
 
     With ``limit`` c and ``shift`` s, the product is φ(min(x Wg, c)) ⊙ (clip(x Wu, -c, c) + s) (gpt-oss, 2025).
+    ``norm`` normalises the product (sub-LN, Wang et al. 2022; BitNet, 2025). ``gate_factor`` c: φ(c x Wg) (Falcon-H1,
+    2025).
     """
 
     hidden: int | None = Field(default=None, gt=0, description="default: 8/3 width, rounded up to a multiple of 32")
     activation: Activation = "silu"
     limit: float | None = Field(default=None, gt=0, description="bound of both factors' arguments; default: none")
     shift: float = Field(default=0.0, description="constant added to the factor without activation")
+    gate_factor: float = Field(default=1.0, description="constant factor of the argument of the activation")
+    norm: Norm = Field(default=NoNorm(), description="norm of the hidden features, before the output projection")
     bias: bool = False
     output_bias: bool | None = Field(default=None, description="bias of the output projection; default: as bias")
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -561,6 +571,11 @@ class GatedFeedForward(Branch, kind="gated_feed_forward"):
     def ends_with_bias(self) -> bool:
         """True if the output projection has a bias."""
         return self.bias if self.output_bias is None else self.output_bias
+
+    def problems(self) -> list[Problem]:
+        if not self.norm.over_batch:
+            return []
+        return [Problem(("norm",), "batch_norm normalises over positions; use layer_norm, rms_norm or none")]
 
     def hidden_at(self, width: int) -> int:
         return self.hidden or -(-8 * width // 3 // 32) * 32

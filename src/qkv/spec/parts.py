@@ -426,6 +426,16 @@ class NTKScaling(RopeScaling, kind="ntk"):
     factor: float = Field(gt=1)
 
 
+class ProportionalScaling(RopeScaling, kind="proportional"):
+    """Proportional RoPE: only the fastest ``fraction`` of the pairs rotate, with frequencies divided by ``factor``.
+
+    The frequencies are those of all pairs of a head; the other pairs have the angle 0 (Gemma 4, 2026).
+    """
+
+    fraction: float = Field(default=0.5, ge=0, le=1)
+    factor: float = Field(default=1.0, ge=1)
+
+
 class YarnScaling(RopeScaling, kind="yarn"):
     """YaRN: interpolates low frequencies, keeps high ones, and scales q and k by 0.1 ln(factor) + 1 (Peng et al. 2023).
 

@@ -10,6 +10,7 @@ from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, matrix
 from qkv.layers.linear.linear import Linear, activated_by
+from qkv.layers.norms import build_norm
 from qkv.layers.observable import Points, standard
 from qkv.layers.position_wise.activations import ACTIVATIONS, build_activation
 from qkv.ops.dropout import dropout
@@ -51,7 +52,8 @@ class FeedForward(Branch):
 class GatedFeedForward(Branch):
     """Gated feed-forward branch (φ(x Wg) ⊙ x Wu) Wd (GLU variants, Shazeer 2020). Wg and Wu share one stored matrix.
 
-    ``limit`` and ``shift`` change the factors of the product, see ``bounded``.
+    ``limit`` and ``shift`` change the factors of the product, see ``bounded``; ``gate_factor`` multiplies the gate, and
+    ``norm`` normalises the product.
     """
 
     replayable = True
@@ -63,6 +65,7 @@ class GatedFeedForward(Branch):
         self.down = Linear(hidden, width, bias=part.ends_with_bias)
         self.activation, self.dropout = ACTIVATIONS[part.activation], part.dropout
         self.multiply = _product(part)
+        self.norm = None if part.norm.identity else build_norm(part.norm, hidden)
 
     def layouts(self) -> Layouts:
         return {"gate_up": matrix(gate=self.down.in_features, up=self.down.in_features)}
@@ -75,6 +78,7 @@ class GatedFeedForward(Branch):
         if context.tap is not None:
             gate, up = self.offer(context.tap, "gate", gate), self.offer(context.tap, "up", up)
         hidden = self.offer(context.tap, "activation", self.multiply(gate, up))
+        hidden = hidden if self.norm is None else self.norm(hidden, context)
         return self.down(dropout(hidden, self.dropout, self.training)), state
 
     def ending(self) -> nn.Module:
@@ -86,7 +90,9 @@ Product = Callable[[Tensor, Tensor], Tensor]
 
 
 def _product(part: spec.GatedFeedForward) -> Product:
-    activation = ACTIVATIONS[part.activation]
+    activation, factor = ACTIVATIONS[part.activation], part.gate_factor
+    if factor != 1:
+        return lambda gate, up: bounded(activation, factor * gate, up, part.limit, part.shift)
     if part.limit is None and not part.shift:
         return lambda gate, up: activation(gate) * up
     return lambda gate, up: bounded(activation, gate, up, part.limit, part.shift)

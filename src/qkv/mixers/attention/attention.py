@@ -200,6 +200,8 @@ class Attention(KeyValueAttention):
         heads = part.num_heads, self.value_dim
         gated = not part.output_gate.identity
         self.output_gate = build_output_gate(part.output_gate, width, heads, part.bias) if gated else None
+        features = part.num_heads * self.value_dim
+        self.output_norm = None if part.output_norm.identity else build_norm(part.output_norm, features)
 
     def assign_name(self, name: str) -> None:
         super().assign_name(name)
@@ -242,8 +244,8 @@ class Attention(KeyValueAttention):
             out, state = self._attend(q, k, v, context, state)
         if self.output_gate is not None:
             out = self.output_gate(out, x, context)
-        out = self.offer(context.tap, "head_outputs", out)
-        return self.output(out.transpose(1, 2).flatten(2)), state
+        out = self.offer(context.tap, "head_outputs", out).transpose(1, 2).flatten(2)
+        return self.output(out if self.output_norm is None else self.output_norm(out, context)), state
 
     def rotated(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """Rotate queries (B, H, N, Dk) and keys (B, G, N, Dk) by their positions, if the attention uses RoPE."""

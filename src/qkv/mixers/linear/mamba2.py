@@ -44,7 +44,7 @@ class Mamba2(Branch):
         self.step_bias = nn.Parameter(initial_step_bias(part.num_heads))
         self.log_rate = nn.Parameter(initial_log_rates(part.num_heads))
         self.skip = nn.Parameter(torch.ones(part.num_heads))
-        self.scale = nn.Parameter(torch.ones(self.inner))
+        self.scale = None if part.norm == "none" else nn.Parameter(torch.ones(self.inner))
         self.output = Linear(self.inner, width, bias=part.bias)
 
     def layouts(self) -> Layouts:
@@ -65,7 +65,7 @@ class Mamba2(Branch):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         tail, before = (None, None) if state is None else state
-        gate, inputs, steps = self.input(x).split((self.inner, sum(self.sizes), self.part.num_heads), -1)
+        gate, inputs, steps = self._mapped(x).split((self.inner, sum(self.sizes), self.part.num_heads), -1)
         gate = self.offer(context.tap, "gate", gate)
         inputs, tail = self.convolution(inputs, context, tail)
         values, keys, queries = inputs.split(self.sizes, -1)
@@ -74,8 +74,8 @@ class Mamba2(Branch):
         step = self.offer(context.tap, "step", self._steps(steps))
         log_decay = self.offer(context.tap, "log_decay", -self.log_rate.exp()[:, None] * step)
         out, last = self._read(q, k, v * step[..., None], log_decay, before, context)
-        out = (out + self.skip[:, None, None] * v).transpose(1, 2).flatten(2) * F.silu(gate)
-        out = offer_outputs(self, self._norm(out), context, self.head_dim)
+        out = self._gated((out + self.skip[:, None, None] * v).transpose(1, 2).flatten(2), gate)
+        out = offer_outputs(self, out, context, self.head_dim)
         return self.output(out), None if state is None else (tail, last)
 
     def _read(
@@ -104,8 +104,24 @@ class Mamba2(Branch):
         steps = F.softplus(x + self.step_bias).transpose(1, 2)
         return steps.clamp(min=self.part.min_step) if self.part.min_step else steps
 
+    def _mapped(self, x: Tensor) -> Tensor:
+        """Map x to z, the inputs of the convolution and δ, concatenated, each times its factor."""
+        mapped, factors = self.input(x), self.part.factors
+        if not factors:
+            return mapped
+        pieces = mapped.split((self.inner, *self.sizes, self.part.num_heads), -1)
+        return torch.cat([factor * piece for factor, piece in zip(factors, pieces, strict=True)], -1)
+
+    def _gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Multiply x by silu(gate), (B, N, E) each, and normalise x before or after that."""
+        if self.part.norm == "before_gate":
+            return self._norm(x) * F.silu(gate)
+        return self._norm(x * F.silu(gate))
+
     def _norm(self, x: Tensor) -> Tensor:
-        """Normalise each group of the features of x (B, N, E)."""
+        """Normalise each group of the features of x (B, N, E), if there is a norm."""
+        if self.scale is None:
+            return x
         groups, scale, eps = self.part.norm_groups, self.scale.to(x.dtype), self.part.eps
         if groups == 1:
             return F.rms_norm(x, (self.inner,), scale, eps)

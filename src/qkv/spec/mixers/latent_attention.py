@@ -1,4 +1,4 @@
-"""Spec of multi-head latent attention."""
+"""Specs of attention with other keys, values or weights: multi-head latent and differential attention."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Self
 
 from pydantic import Field
 
-from qkv.spec.branches import Headed, Masked, heads_divide
+from qkv.spec.branches import Exactness, Headed, Masked, MaskedAttention, heads_divide
 from qkv.spec.errors import Problem
-from qkv.spec.parts import RMSNorm, RopeScaling, SwitchedNorm
+from qkv.spec.parts import NoRelative, Relative, RMSNorm, RopeScaling, SwitchedNorm
 
 
 class LatentAttention(Masked, Headed, kind="latent_attention"):
@@ -73,3 +73,38 @@ class LatentAttention(Masked, Headed, kind="latent_attention"):
         head_dim, rope_dim, value_dim = self.dims(width)
         sizes = {"head_dim": head_dim, "rope_dim": rope_dim, "value_dim": value_dim, "kv_rank": self.rank(width)}
         return self.changed(**sizes, dropout=0.0)
+
+
+class DifferentialAttention(MaskedAttention, kind="differential_attention"):
+    """Differential attention: head h of H / 2 is (1 - λ₀) RMSNorm((P_h - λ P_{h + H/2}) [V_g, V_{g + G/2}]).
+
+    P are the softmax weights of H query heads and G key heads, and g is the key/value head of h. λ = e^(a · b) -
+    e^(c · d) + λ₀ with four learned vectors of Dk features; the norm has no weights (Ye et al. 2024). The difference
+    cancels the weight on irrelevant keys.
+    """
+
+    relative: Relative = Field(default=NoRelative(), description="rope, or none")
+    start: float = Field(default=0.8, ge=0, lt=1, description="λ₀, the value of λ before training")
+    eps: float = Field(default=1e-5, gt=0, description="epsilon of the norm of the outputs")
+
+    @property
+    def exactness(self) -> Exactness:
+        return Exactness(self.relative.fixed_up_to, self.relative.accepted)
+
+    def extrapolates(self, length: int) -> bool:
+        near = self.mask.reach is not None and self.mask.reach <= length and not self.mask.first_visible
+        return self.relative.extrapolates or near
+
+    def problems(self) -> list[Problem]:
+        problems = super().problems()
+        if self.relative.kind not in ("rope", "none"):
+            sentence = f"{self.relative.kind} is not defined for differences of attention; use rope or none"
+            problems.append(Problem(("relative",), sentence))
+        for field, heads in (("num_heads", self.num_heads), ("num_kv_heads", self.kv_heads)):
+            if heads % 2 and (field == "num_heads" or self.num_heads % 2 == 0):
+                problems.append(Problem((field,), f"{heads} heads do not form pairs; give an even number"))
+        return problems
+
+    def width_problems(self, width: int) -> list[Problem]:
+        problems = super().width_problems(width)
+        return problems or [p.under("relative") for p in self.relative.head_problems(self.dims(width)[0])]

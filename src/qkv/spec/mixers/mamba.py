@@ -1,4 +1,4 @@
-"""Spec of Mamba: a state for each feature, whose steps depend on the input."""
+"""Specs of Mamba and RG-LRU: a state for each feature, whose decay depends on the input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field
 from qkv.spec.branches import Branch
 from qkv.spec.errors import Problem
 from qkv.spec.models.growth import RECURRENT, Growth
-from qkv.spec.parts import NoNorm, Norm
+from qkv.spec.parts import Activation, NoNorm, Norm
 
 
 class Mamba(Branch, kind="mamba"):
@@ -53,3 +53,33 @@ class Mamba(Branch, kind="mamba"):
 
     def canonical(self, width: int) -> Self:
         return self.changed(expansion=self.inner(width) / width, step_rank=self.rank_at(width))
+
+
+class RGLRU(Branch, kind="rg_lru"):
+    """RG-LRU: h_i = a_i ⊙ h_{i-1} + √(1 - a_i²) ⊙ g_i ⊙ x_i, a_i = e^(-8 softplus(λ) r_i) (Griffin, De et al. 2024).
+
+    x of E features is linear in the input u and passes a depthwise causal convolution. The gates r_i = σ(x_i W_r + b_r)
+    and g_i = σ(x_i W_g + b_g) have block-diagonal matrices of ``num_heads`` blocks; λ is learned per feature. At a
+    row's first position √(1 - a²) is replaced by 1. y = (h ⊙ φ(u W_z)) W_o. Causal; the state has a fixed size.
+    """
+
+    num_heads: int = Field(default=4, gt=0, description="blocks of the gates' matrices; must divide E")
+    hidden: int | None = Field(default=None, gt=0, description="features of x, E; default: width")
+    kernel_size: int = Field(default=4, gt=0, description="size of the causal convolution; 1: the position itself")
+    activation: Activation = "gelu_tanh"
+
+    @property
+    def growth(self) -> Growth:
+        return RECURRENT
+
+    def hidden_at(self, width: int) -> int:
+        """Return the number of features of x, E, in a model of ``width`` features."""
+        return self.hidden or width
+
+    def width_problems(self, width: int) -> list[Problem]:
+        if self.hidden_at(width) % self.num_heads == 0:
+            return []
+        return [Problem(("num_heads",), f"{self.num_heads} blocks do not divide {self.hidden_at(width)} features")]
+
+    def canonical(self, width: int) -> Self:
+        return self.changed(hidden=self.hidden_at(width))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field
 
+from qkv.spec.base import Seq
 from qkv.spec.branches import Branch, heads_divide, rotated_pairs
 from qkv.spec.errors import Problem
 from qkv.spec.models.growth import CHUNKED, RECURRENT, Growth
@@ -59,7 +60,8 @@ class Mamba2(Branch, kind="mamba2"):
     δ_i = max(softplus(u W_δ + β), min_step) per head, a_i = e^(-δ_i λ), λ > 0 learned per head. x (E features) and b
     and c (``state_size`` features, ``num_groups`` different b and c for all heads) are linear in the input u, then pass
     a depthwise causal convolution and silu. y = RMSNorm(o ⊙ silu(u W_z)) W_o, the norm over each of ``norm_groups``
-    groups of features. Causal; the state has a fixed size.
+    groups of features; ``norm`` "before_gate": y = (RMSNorm(o) ⊙ silu(u W_z)) W_o. ``factors`` multiply the linear maps
+    of u (Falcon-H1, 2025). Causal; the state has a fixed size.
     """
 
     num_heads: int = Field(default=4, gt=0)
@@ -70,6 +72,10 @@ class Mamba2(Branch, kind="mamba2"):
     convolution_bias: bool = Field(default=True, description=_CONVOLUTION_BIAS)
     bias: bool = Field(default=False, description="bias of the input and output projections")
     min_step: float = Field(default=0.0, ge=0, description="minimum of the step δ")
+    factors: Seq[float] = Field(default=(), description="factors of u W for z, x, b, c and δ; default: 1 for all")
+    norm: Literal["after_gate", "before_gate", "none"] = Field(
+        default="after_gate", description="place of the norm of the outputs"
+    )
     norm_groups: int = Field(
         default=1, gt=0, description="groups of features that are normalised separately; must divide E"
     )
@@ -85,9 +91,14 @@ class Mamba2(Branch, kind="mamba2"):
         return round(self.expansion * width)
 
     def problems(self) -> list[Problem]:
-        if self.num_heads % self.num_groups == 0:
-            return []
-        return [Problem(("num_groups",), f"{self.num_groups} groups do not divide {self.num_heads} heads")]
+        problems: list[Problem] = []
+        if self.num_heads % self.num_groups:
+            sentence = f"{self.num_groups} groups do not divide {self.num_heads} heads"
+            problems.append(Problem(("num_groups",), sentence))
+        if len(self.factors) not in (0, 5):
+            sentence = f"{len(self.factors)} factors are given for z, x, b, c and δ; give five, or none"
+            problems.append(Problem(("factors",), sentence))
+        return problems
 
     def width_problems(self, width: int) -> list[Problem]:
         inner = self.inner(width)

@@ -32,7 +32,8 @@ class Block(Spec):
 
     With ``norms`` branch k has its own norm_k instead of ``norm``; the parallel order becomes x + Σ_k f_k(norm_k x)
     (GPT-NeoX, Black et al. 2022). Parallel branches without residual are Σ_k f_k(norm x) (He & Hofmann 2024). With
-    ``merge``, a stage begins: x is first merged to a coarser grid (Swin, Liu et al. 2021).
+    ``merge``, a stage begins: x is first merged to a coarser grid (Swin, Liu et al. 2021). With ``factors`` the output
+    of branch k is multiplied by factors[k] (Falcon-H1, 2025).
     """
 
     branches: Seq[Branch] = Field(default=(Attention(), FeedForward()), min_length=1)
@@ -47,6 +48,7 @@ class Block(Spec):
     merge: Merge | None = Field(
         default=None, description="merge of neighbours on a grid before the branches; default: none"
     )
+    factors: Seq[float] = Field(default=(), description="one factor per branch of its output; default: 1 for all")
 
     def norm_of(self, i: int) -> Norm:
         """Return the norm of branch ``i``: its entry in ``norms``, or the block's ``norm``."""
@@ -74,11 +76,11 @@ class Block(Spec):
 
     def problems(self) -> list[Problem]:
         problems = self._reversible_problems() if self.reversible else []
-        if len(self.norms) not in (0, len(self.branches)):
-            sentence = (
-                f"{len(self.norms)} norms are given for {len(self.branches)} branches; give one for each, or none"
-            )
-            problems.append(Problem(("norms",), sentence))
+        for field, values in (("norms", self.norms), ("factors", self.factors)):
+            if len(values) not in (0, len(self.branches)):
+                count = len(self.branches)
+                sentence = f"{len(values)} {field} are given for {count} branches; give one for each, or none"
+                problems.append(Problem((field,), sentence))
         return problems
 
     def _reversible_problems(self) -> list[Problem]:
