@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from hypothesis import given
@@ -19,9 +21,11 @@ from qkv.interop.mapping.conversions import (
     TRANSPOSED,
     Broadcast,
     Cut,
+    JoinedTaps,
     Way,
     interleaved_rope,
 )
+from qkv.interop.mapping.names import expression, fill_indices
 
 WAYS: dict[str, Way] = {"plain": PLAIN, "transposed": TRANSPOSED, "qkv": QKV, "pair": PAIR, "interleaved": INTERLEAVED}
 
@@ -66,6 +70,24 @@ def test_rows_of_a_map_are_heads_behind_its_inputs(way: Way, count: int, heads: 
     wanted = torch.cat([torch.einsum("ihd->hdi", part).reshape(heads * head_dim, width) for part in theirs])
     assert torch.equal(ours, wanted)
     assert all(torch.equal(*pair) for pair in zip(way.outward(ours, cut), theirs, strict=True))
+
+
+def test_taps_of_several_parts_are_read_in_any_division_of_their_features() -> None:
+    way, ours, cut = JoinedTaps((2, 2, 5)), torch.arange(27.0).reshape(9, 3), Cut((), 1)
+    parts = way.outward(ours, cut)
+    assert [part.shape for part in parts] == [(2, 1, 3), (2, 1, 3), (5, 1, 3)]
+    wanted = [tuple(part.shape) for part in parts]
+    assert way.accepts([(3, 1, 3)] * 3, wanted)
+    assert torch.equal(way.inward(torch.cat(parts).split(3), cut), ours)
+    assert not way.accepts([(3, 1, 3), (3, 1, 3), (2, 1, 3)], wanted)
+    assert not way.accepts([(3, 1, 4)] * 3, wanted)
+    assert not PLAIN.accepts([(3, 1)], [(1, 3)])
+
+
+def test_two_blocks_may_be_one_published_layer() -> None:
+    names = [fill_indices("layers.{layer//2}.norm.*", {"layer": i, "leaf": "bias"}) for i in range(4)]
+    assert names == [f"layers.{i}.norm.bias" for i in (0, 0, 1, 1)]
+    assert re.fullmatch(expression("layers.{layer//2}.norm.*"), "layers.12.norm.bias")
 
 
 @pytest.mark.parametrize("axis", [0, 1])

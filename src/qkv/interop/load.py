@@ -318,6 +318,8 @@ def _near(name: str, names: Mapping[str, Any] | set[str]) -> str:
 
 def _check(match: Match, shape: torch.Size, stored: Mapping[str, Stored], source: Origin) -> None:
     parts = match.way.outward(torch.empty(shape, device="meta"), match.cut)
+    if match.way.accepts([stored[name].shape for name in match.theirs], [tuple(part.shape) for part in parts]):
+        return
     for name, part in zip(match.theirs, parts, strict=True):
         if stored[name].shape != tuple(part.shape):
             shapes = f"{list(stored[name].shape)}, but its config requires {list(part.shape)}"

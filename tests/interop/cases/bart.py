@@ -20,6 +20,8 @@ from transformers import (
     MvpForConditionalGeneration,
     PLBartConfig,
     PLBartForConditionalGeneration,
+    TrOCRConfig,
+    TrOCRForCausalLM,
 )
 
 
@@ -75,6 +77,11 @@ def sizes(**changed: Any) -> dict[str, Any]:
     return {**given, "bos_token_id": None, "eos_token_id": None, "forced_eos_token_id": None, **changed}
 
 
+def alone(**changed: Any) -> dict[str, Any]:
+    """Sizes of a decoder."""
+    return {key: size for key, size in sizes(**changed).items() if not key.startswith("encoder")}
+
+
 CASES = (
     Case("bart", BartForConditionalGeneration, BartConfig(**sizes())),
     Case(
@@ -105,6 +112,22 @@ CASES = (
         "bart-classes",
         BartForSequenceClassification,
         BartConfig(**sizes(num_labels=4, eos_token_id=2, classifier_dropout=0.3)),
+    ),
+    Case("trocr", TrOCRForCausalLM, TrOCRConfig(**alone(is_decoder=True, scale_embedding=True)), left=False),
+    Case(
+        "trocr-sinusoids",
+        TrOCRForCausalLM,
+        TrOCRConfig(
+            **alone(
+                is_decoder=True,
+                use_learned_position_embeddings=False,
+                layernorm_embedding=False,
+                pad_token_id=1,
+                tie_word_embeddings=False,
+            )
+        ),
+        steps=4,  # a padding token, which it may write, has no position in that library
+        left=False,
     ),
     Case("bart-alone", BartForCausalLM, BartConfig(**sizes(is_decoder=True)), left=False),
     Case("plbart", PLBartForConditionalGeneration, PLBartConfig(**sizes(scale_embedding=False))),

@@ -115,4 +115,14 @@ CASES = (
     ),
     case("glm4-moe-lite", "Glm4MoeLite", **{**ROUTED, **LATENT, **LISTED}),
     case("youtu", "Youtu", **LATENT, tie_word_embeddings=True),
+    case(
+        "minicpm3",
+        "MiniCPM3",
+        **LATENT,
+        scale_emb=3.0,
+        scale_depth=0.7,
+        dim_model_base=11,
+        rope_parameters={**YARN, "mscale_all_dim": 1.0},
+    ),
+    case("minicpm3-plain", "MiniCPM3", **{**LATENT, "q_lora_rank": None}, scale_depth=None, dim_model_base=None),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -39,17 +40,26 @@ def named(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+def convolved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients of OLMo Hybrid, with convolutions of queries, keys and values in one."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        whole = re.sub("[qkv]_conv1d", "conv1d", name)
+        found[whole] = torch.cat((found[whole], tensor)) if whole in found else tensor
+    return found
+
+
 CONFIGS = {"Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
-JOINED = {"NemotronH": stacked, "GraniteMoeHybrid": named}
+JOINED = {"NemotronH": stacked, "GraniteMoeHybrid": named, "OlmoHybrid": convolved}
 
 
-def case(name: str, stem: str, cached: bool = True, **changed: Any) -> Case:
-    """A case of the language model of ``stem``; ``cached``: see ``Case``."""
+def case(name: str, stem: str, cached: bool = True, left: bool = True, **changed: Any) -> Case:
+    """A case of the language model of ``stem``; ``cached`` and ``left``: see ``Case``."""
     given = {**SIZES, "hidden_size": 24, "pad_token_id": None, **changed}
+    given = {key: value for key, value in given.items() if value != "absent"}
     config = getattr(hf, f"{CONFIGS.get(stem, stem)}Config")(**given)
-    return Case(
-        name, getattr(hf, f"{stem}ForCausalLM"), config, steps=16, cached=cached, joined=JOINED.get(stem, joined)
-    )
+    kind, gradients = getattr(hf, f"{stem}ForCausalLM"), JOINED.get(stem, joined)
+    return Case(name, kind, config, steps=16, cached=cached, left=left, joined=gradients)
 
 
 DELTA = {
@@ -147,6 +157,86 @@ CASES = (
         "Qwen3Next",
         mlp_only_layers=[0],
         **{**EXPERTS, **DELTA, "linear_num_value_heads": 4, "num_key_value_heads": 3},
+    ),
+    case(
+        "olmo-hybrid",
+        "OlmoHybrid",
+        **{**DELTA, "linear_num_value_heads": 4, "linear_value_head_dim": 2, "head_dim": "absent"},
+        attention_bias=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+    ),
+    case(
+        "olmo-hybrid-nope",
+        "OlmoHybrid",
+        linear_value_head_dim=6,
+        linear_allow_neg_eigval=False,
+        layer_types=["full_attention", "linear_attention"],
+        rope_parameters={"rope_type": "default", "rope_theta": None},
+    ),
+    case(
+        "jamba",
+        "Jamba",
+        num_hidden_layers=3,
+        attn_layer_period=3,
+        attn_layer_offset=1,
+        num_experts=3,
+        num_experts_per_tok=2,
+        mamba_d_state=5,
+        mamba_d_conv=3,
+        mamba_dt_rank=2,
+        mamba_proj_bias=True,
+    ),
+    case(
+        "recurrent-gemma",
+        "RecurrentGemma",
+        left=False,
+        num_hidden_layers=3,
+        block_types=["recurrent", "attention", "recurrent"],
+        attention_window_size=4,
+        lru_width=24,
+        conv1d_width=3,
+        logits_soft_cap=5.0,
+        attention_bias=True,
+    ),
+    case(
+        "falcon-h1",
+        "FalconH1",
+        **{**MAMBA2, "mamba_d_ssm": 48, "mamba_rms_norm": True},
+        lm_head_multiplier=0.3,
+        embedding_multiplier=2.0,
+        mlp_multipliers=[0.6, 1.7],
+        key_multiplier=0.5,
+        attention_in_multiplier=1.3,
+        attention_out_multiplier=0.8,
+        ssm_multipliers=[0.7, 1.2, 0.9, 1.1, 0.6],
+        ssm_in_multiplier=1.4,
+        ssm_out_multiplier=0.5,
+    ),
+    case("falcon-h1-plain", "FalconH1", **{**MAMBA2, "mamba_d_ssm": 48}, num_hidden_layers=3, mlp_bias=True),
+    case("jamba-dense", "Jamba", attn_layer_period=2, attn_layer_offset=0, num_experts=1, mamba_expand=3),
+    case(
+        "lfm3",
+        "Lfm3",
+        num_hidden_layers=3,
+        layer_types=["conv", "sliding_attention", "full_attention"],
+        head_dim=10,
+        sliding_window=4,
+        conv_L_cache=4,
+        norm_eps=1e-3,
+    ),
+    case(
+        "lfm3-plain",
+        "Lfm3",
+        layer_types=["full_attention", "conv"],
+        head_dim=10,
+        use_sandwich_norm=False,
+        use_attention_gate=False,
+        attention_bias=True,
+        conv_bias=True,
+        rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": 900.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 900.0},
+        },
     ),
     case("qwen3.5-moe", "Qwen3_5Moe", **EXPERTS, **DELTA),
     case("qwen3.5", "Qwen3_5", attention_bias=True, rms_norm_eps=1e-3, **DELTA),

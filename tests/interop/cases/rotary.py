@@ -14,6 +14,8 @@ from torch import Tensor
 
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 900.0, "factor": 3.0}
+SPECIALS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+MARKS = {**SPECIALS, "cls_token_id": 1, "sep_token_id": 2}
 GROUPED: dict[str, Any] = {"head_dim": "absent", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
@@ -174,4 +176,45 @@ CASES = (
     ),
     case("internlm3", "Llama", "InternLM3", qkv_bias=True, bias=True),
     case("iquest", "Llama", "IQuestCoder"),
+    case("bitnet", "BitNet", "BitNet", head_dim="absent", attention_bias=True, rms_norm_eps=1e-3),
+    case(
+        "compass",
+        "CohereCompass",
+        "CohereCompassText",
+        num_hidden_layers=3,
+        layer_types=MIXED,
+        sliding_window=4,
+        logit_scale=0.3,
+        attention_bias=True,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 900.0},
+            "full_attention": None,
+        },
+    ),
+    case("diffllama", "DiffLlama", **GROUPED, num_hidden_layers=3, attention_bias=True, rms_norm_eps=1e-3),
+    case("emu3", "Emu3", "Emu3Text", head_dim="absent", attention_dropout=0.2, **SPECIALS),
+    case(
+        "modernbert-decoder",
+        "ModernBertDecoder",
+        head_dim="absent",
+        num_key_value_heads="absent",
+        num_hidden_layers=4,
+        local_attention=8,
+        **MARKS,
+        norm_bias=True,
+        mlp_bias=True,
+        classifier_bias=True,
+    ),
+    case(
+        "modernbert-decoder-plain",
+        "ModernBertDecoder",
+        head_dim="absent",
+        num_key_value_heads="absent",
+        layer_types=["sliding_attention", "full_attention"],
+        **MARKS,
+        local_attention=11,
+        attention_bias=True,
+        decoder_bias=False,
+        tie_word_embeddings=False,
+    ),
 )

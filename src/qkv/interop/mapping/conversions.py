@@ -61,6 +61,10 @@ class Way:
         """
         raise NotImplementedError
 
+    def accepts(self, stored: Sequence[tuple[int, ...]], written: Sequence[tuple[int, ...]]) -> bool:
+        """Return True if tensors of the shapes ``stored`` can be read; ``written``: shapes of ``outward``'s tensors."""
+        return stored == written
+
 
 @dataclass(frozen=True)
 class Plain(Way):
@@ -339,6 +343,30 @@ class Taps(Way):
 
     def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
         return (ours.flip(-1).unsqueeze(1),)
+
+
+@dataclass(frozen=True)
+class JoinedTaps(Way):
+    """Depthwise convolution that is published in parts of ``sizes`` features, for queries, keys and values.
+
+    Each part is as in ``Taps``. Files may divide the features otherwise: transformers 5 writes parts of one size.
+    """
+
+    sizes: tuple[int, ...]
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return len(self.sizes)
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        return TAPS.inward([torch.cat(tuple(theirs))], cut)
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        return TAPS.outward(ours, cut)[0].split(self.sizes)
+
+    def accepts(self, stored: Sequence[tuple[int, ...]], written: Sequence[tuple[int, ...]]) -> bool:
+        kernels = {shape[1:] for shape in (*stored, *written)}
+        return len(kernels) == 1 and sum(shape[0] for shape in stored) == sum(self.sizes)
 
 
 @dataclass(frozen=True)

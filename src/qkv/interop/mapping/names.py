@@ -15,8 +15,8 @@ from qkv.spec.model import Model
 
 Reasons = Mapping[str, str]
 """Patterns of names that are ignored, with the reason for each."""
-_INDEX = re.compile(r"\{(\w+?)([+-]\d+)?\}")
-_BRANCH = re.compile(r"blocks\.(\d+)\.branches\.(\d+)\.body\.")
+_INDEX = re.compile(r"\{(\w+?)([+-]\d+|//\d+)?\}")
+_BRANCH = re.compile(r"blocks\.(\d+)\.branches\.(\d+)\.(body|norm)\.")
 _SLICE = re.compile(r"(.*)\[(\d+)\]")
 
 
@@ -25,12 +25,13 @@ class NameRule(NamedTuple):
     between them.
 
     Patterns have named indices, ``{layer}`` and ``{expert}``, and ``*`` for ``weight`` or ``bias``, the same on both
-    sides; ``theirs`` may use ``{layer-1}``, and ``{stage}`` and ``{block}``: the stage of a layer, which begins with a
-    merge, and the layer's number in it. A name that ends in ``[{expert}]`` is a slice along the first axis of a
-    published tensor of all experts. A row applies to every tensor of the model whose name matches ``ours``; the first
-    row that applies is used. ``way``: the conversion, or a function of the spec that returns it. ``where``: condition
-    on the spec for the row, for families with two names of one tensor. ``of``: kind of branch that the row is for, for
-    families whose layers have different branches.
+    sides; ``theirs`` may use ``{layer-1}``, ``{layer//2}`` if two blocks of qkv are one published layer, and
+    ``{stage}`` and ``{block}``: the stage of a layer, which begins with a merge, and the layer's number in it. A name
+    that ends in ``[{expert}]`` is a slice along the first axis of a published tensor of all experts. A row applies to
+    every tensor of the model whose name matches ``ours``; the first row that applies is used. ``way``: the conversion,
+    or a function of the spec that returns it. ``where``: condition on the spec for the row, for families with two names
+    of one tensor. ``of``: kind of branch that the row is for, for families whose layers have different branches; for a
+    norm, kind of the first branch of its block.
     """
 
     ours: str
@@ -97,9 +98,14 @@ def _stage_indices(spec: Any, indices: Mapping[str, str]) -> dict[str, int]:
 
 
 def _branch_kind(spec: Any, name: str) -> str:
-    """Return the kind of the branch that contains the tensor ``name``; "" if it is in no block of the stack itself."""
+    """Return the kind of the branch that contains the tensor ``name``; "" if it is in no block of the stack itself.
+
+    For a norm before or after a branch, it is the kind of the block's first branch.
+    """
     place = _BRANCH.match(name)
-    return spec.layers[int(place[1])].branches[int(place[2])].kind if place else ""
+    if place is None:
+        return ""
+    return spec.layers[int(place[1])].branches[int(place[2]) if place[3] == "body" else 0].kind
 
 
 def _with_groups(pattern: str) -> re.Pattern[str]:
@@ -110,8 +116,13 @@ def _with_groups(pattern: str) -> re.Pattern[str]:
 
 def fill_indices(pattern: str, values: Mapping[str, str | int]) -> str:
     """Return the name that ``pattern`` stands for, given ``values`` of its indices and, as ``leaf``, of ``*``."""
-    numbered = _INDEX.sub(lambda match: str(int(values[match[1]]) + int(match[2] or 0)), pattern)
+    numbered = _INDEX.sub(lambda match: str(_computed(int(values[match[1]]), match[2] or "")), pattern)
     return numbered.replace("*", str(values.get("leaf", "*")))
+
+
+def _computed(index: int, change: str) -> int:
+    """Return the index after a change such as "+1" or "//2"."""
+    return index // int(change[2:]) if change.startswith("//") else index + int(change or 0)
 
 
 def indices_of(pattern: str) -> set[str]:
@@ -121,7 +132,7 @@ def indices_of(pattern: str) -> set[str]:
 
 def expression(pattern: str) -> str:
     """Return the regular expression of ``pattern``, in which an index is any number and ``*`` any text."""
-    return re.sub(r"\\\{\w+(\\[+-]\d+)?\\\}", r"\\d+", re.escape(pattern)).replace(r"\*", ".*")
+    return re.sub(r"\\\{\w+(\\[+-]\d+|//\d+)?\\\}", r"\\d+", re.escape(pattern)).replace(r"\*", ".*")
 
 
 def reason_for(name: str, reasons: Reasons) -> str | None:

@@ -62,7 +62,7 @@ class BartLike:
     the decoder adds positions after that norm, and does not scale embeddings.
 
     tables: function from a config to its token tables; keys: function from a spec to the config keys of its token
-    tables.
+    tables. alone: True for a family without encoder.
     """
 
     order: Literal["pre", "post"]
@@ -72,6 +72,7 @@ class BartLike:
     norm_first: bool = False
     tables: Callable[[Config], Tables] = one_table
     keys: Callable[[Model], dict[str, Any]] = vocabulary
+    alone: bool = False
 
     def spec(self, config: Config, head: Head) -> Model:
         """Build the spec of a config: D = d_model.
@@ -89,7 +90,7 @@ class BartLike:
         )
         source = text.changed(vocab_size=tables.source)
         stack = {"context_length": length, "norm": self.last}
-        encoder = None if _decodes_alone(config) else self._encoder(config, source, tables.shared, stack)
+        encoder = None if self.alone or _decodes_alone(config) else self._encoder(config, source, tables.shared, stack)
         return Model(
             width=config.size("d_model", 1024),
             num_layers=config.layers("decoder_layers", 12),

@@ -74,21 +74,19 @@ def scaled_language_model(tied: bool, key: str, default: float, divides: bool = 
     return Architecture(read, write, (NameRule("head.weight", "lm_head.weight"),))
 
 
-def capped_language_model(tied: bool, default: float | None) -> Architecture:
-    """Build a language model architecture with a soft cap of the logits, ``final_logit_softcapping``.
+def capped_language_model(tied: bool, default: float | None, key: str = "final_logit_softcapping") -> Architecture:
+    """Build a language model architecture with a soft cap of the logits, under ``key``.
 
     ``default``: cap if the key is missing.
     """
 
     def read(config: Config) -> Head:
-        return LanguageModelHead(
-            tied=config.flag("tie_word_embeddings", tied), softcap=config.optional("final_logit_softcapping", default)
-        )
+        return LanguageModelHead(tied=config.flag("tie_word_embeddings", tied), softcap=config.optional(key, default))
 
     def write(head: Head) -> dict[str, Any] | None:
         if not isinstance(head, LanguageModelHead):
             return None
-        return {"tie_word_embeddings": head.tied, "final_logit_softcapping": head.softcap}
+        return {"tie_word_embeddings": head.tied, key: head.softcap}
 
     return Architecture(read, write, (NameRule("head.weight", "lm_head.weight"),))
 

@@ -181,3 +181,9 @@ NAMES = (
     NameRule(_OURS + "up.weight", _THEIRS + "kv_b_proj.weight", INTERLEAVED),
 )
 """Name table of latent attention; the names of Llama-like families come after it."""
+IN_HALVES = (
+    NameRule(_OURS + "query.weight", _THEIRS + "q_b_proj.weight", where=_compressed),
+    NameRule(_OURS + "query.weight", _THEIRS + "q_proj.weight"),
+    NameRule(_OURS + "down.weight", _THEIRS + "kv_a_proj_with_mqa.weight"),
+)
+"""Rows for published tensors in which the features i and i + Dr/2 are a RoPE pair; they precede ``NAMES``."""

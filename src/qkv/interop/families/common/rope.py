@@ -12,7 +12,16 @@ from typing import Any
 from qkv.interop.mapping.config import Config
 from qkv.spec.branches import Attention
 from qkv.spec.model import Block, Model
-from qkv.spec.parts import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Rope, RopeScaling, YarnScaling
+from qkv.spec.parts import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    Rope,
+    RopeScaling,
+    YarnScaling,
+)
 from qkv.system.errors import UserError
 
 BASE = 10000.0
@@ -35,7 +44,7 @@ def rope_of(config: Config, fraction: float | None = None) -> Rope:
     base, part = config.number("rope_theta", BASE), config.number(FRACTION, 1.0 if fraction is None else fraction)
     table = table_of(config)
     scaling = table.word("rope_type", table.word("type", "default"), SCALINGS)(table, config)
-    part = table.number(FRACTION, part)
+    part = 1.0 if isinstance(scaling, ProportionalScaling) else table.number(FRACTION, part)
     if fraction is None and part != 1.0:
         raise UserError(
             f"{config.source}: {FRACTION} is {part:g}, but this family rotates whole heads: some libraries "
@@ -97,6 +106,11 @@ def _linear(table: Config, config: Config) -> RopeScaling | None:
     return LinearScaling(factor=factor) if factor != 1.0 else None
 
 
+def _proportional(table: Config, config: Config) -> RopeScaling:
+    part = table.number(FRACTION, config.number(FRACTION, 1.0))
+    return ProportionalScaling(fraction=part, factor=table.number("factor", 1.0))
+
+
 def _llama3(table: Config, config: Config) -> RopeScaling:
     return Llama3Scaling(
         factor=table.number("factor"),
@@ -146,7 +160,13 @@ def _longrope(table: Config, config: Config) -> RopeScaling:
     factor = table.number("factor", length / max(original, 1))
     short, long = (tuple(table.items(key)) for key in ("short_factor", "long_factor"))
     magnitude = table.number("attention_factor", longrope_magnitude(factor, original))
-    return LongRopeScaling(short=short, long=long, original_length=original, magnitude=magnitude)
+    return LongRopeScaling(
+        short=short,
+        long=long,
+        original_length=original,
+        magnitude=magnitude,
+        inexact_decoding=length > original,  # published decoders are used in this way
+    )
 
 
 def longrope_magnitude(factor: float, original: int) -> float:
@@ -164,6 +184,7 @@ SCALINGS: dict[str, Callable[[Config, Config], RopeScaling | None]] = {
     "linear": _linear,
     "llama3": _llama3,
     "longrope": _longrope,
+    "proportional": _proportional,
     "yarn": _yarn,
 }
 
@@ -196,6 +217,8 @@ def rope_config(rope: Rope, partial: bool = False) -> dict[str, Any] | None:
         case Llama3Scaling() as s:
             table = {"rope_type": "llama3", "factor": s.factor, ORIGINAL: s.original_length}
             table |= {"low_freq_factor": s.low_frequency_factor, "high_freq_factor": s.high_frequency_factor}
+        case ProportionalScaling() as s:
+            table = {"rope_type": "proportional", FRACTION: s.fraction, "factor": s.factor}
         case YarnScaling() as s:
             table = {"rope_type": "yarn", "factor": s.factor, ORIGINAL: s.original_length}
             table |= {"beta_fast": s.beta_fast, "beta_slow": s.beta_slow}

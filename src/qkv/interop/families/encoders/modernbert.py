@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qkv.interop.families.common import heads
+from qkv.interop.families.common import gated, heads
 from qkv.interop.families.common.activations import INWARD, OUTWARD
 from qkv.interop.families.common.rope import rope_config, rope_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Architecture, Family
-from qkv.interop.mapping.names import NameRule
+from qkv.interop.mapping.names import NameRule, Reasons
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, GatedFeedForward
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
-from qkv.spec.masks import Full, Window
+from qkv.spec.masks import Full, Mask, Window
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import LayerNorm, NoNorm, NoPositions, Rope
 from qkv.system.errors import UserError, nearest
@@ -44,14 +44,24 @@ def spec(config: Config, head: Head) -> Model:
 
     ``layer_types`` selects the blocks with a window of ``local_attention`` // 2 positions to each side.
     """
+    return stack_of(config, head, {FULL: Full(), SLIDING: Window(size=reach_of(config, 0) + 1)})
+
+
+def reach_of(config: Config, least: int) -> int:
+    """Return half of ``local_attention``, without remainder. Raises ``UserError`` if it is less than ``least``."""
+    reach = config.integer("local_attention", 128) // 2
+    if reach < least:
+        raise UserError(
+            f"{config.source}: local_attention is {config.integer('local_attention')}, but it should be at least "
+            f"{2 * least}"
+        )
+    return reach
+
+
+def stack_of(config: Config, head: Head, masks: Mapping[str, Mask]) -> Model:
+    """Build the spec of a model with ModernBERT's blocks. ``masks``: mask of each kind of layer."""
     width, norm = config.size("hidden_size", 768), _norm(config)
     kinds, ropes = _kinds(config), _ropes(config)
-    reach = config.integer("local_attention", 128) // 2 + 1
-    if reach < 1:
-        raise UserError(
-            f"{config.source}: local_attention is {config.integer('local_attention')}, but it should be at least 0"
-        )
-    masks = {FULL: Full(), SLIDING: Window(size=reach)}
     attention = Attention(
         num_heads=config.size("num_attention_heads", 12),
         bias=config.flag("attention_bias", False),
@@ -134,6 +144,7 @@ def config(spec: Model) -> dict[str, Any] | None:
     """
     attentions = [block.branches[0] for block in spec.layers if isinstance(block.branches[0], Attention)]
     ropes = _ropes_config(attentions)
+    windows = [window for attention in attentions if (window := _window(attention)) is not None]
     if not attentions or len(attentions) != len(spec.layers) or ropes is None:
         return None
     match (spec.layers[0].branches[-1], spec.norm, spec.frontend):
@@ -145,7 +156,7 @@ def config(spec: Model) -> dict[str, Any] | None:
         "hidden_size": spec.width,
         "num_hidden_layers": len(attentions),
         "layer_types": [_kind(attention) for attention in attentions],
-        "local_attention": next((2 * (a.mask.size - 1) for a in attentions if isinstance(a.mask, Window)), 128),
+        "local_attention": 2 * windows[0] if windows else 128,
         "num_attention_heads": attentions[0].num_heads,
         "attention_bias": attentions[0].bias,
         "attention_dropout": attentions[0].dropout,
@@ -164,8 +175,20 @@ def config(spec: Model) -> dict[str, Any] | None:
     }
 
 
+def _window(attention: Attention) -> int | None:
+    """Return half of ``local_attention`` of an attention with a window, None if it has no window.
+
+    It is the number of positions seen to each side, or with a causal window of those seen in all.
+    """
+    match attention.mask:
+        case Window(size=size):
+            return size - 1
+        case _:
+            return gated.window_of(attention)
+
+
 def _kind(attention: Attention) -> str:
-    return SLIDING if isinstance(attention.mask, Window) else FULL
+    return FULL if _window(attention) is None else SLIDING
 
 
 def _ropes_config(attentions: Sequence[Attention]) -> Mapping[str, Any] | None:
@@ -202,7 +225,8 @@ def _hidden_keys(head: ClassificationHead | RegressionHead | TokenHead | SpanHea
     }
 
 
-def _masked(config: Config) -> Head:
+def word_head(config: Config) -> Head:
+    """Build the head of masked or next words from a config."""
     return LanguageModelHead(
         tied=config.flag("tie_word_embeddings", True),
         bias=config.flag("decoder_bias", True),
@@ -212,7 +236,8 @@ def _masked(config: Config) -> Head:
     )
 
 
-def _masked_keys(head: Head) -> dict[str, Any] | None:
+def word_keys(head: Head) -> dict[str, Any] | None:
+    """Return the config keys of a head of words, the inverse of ``word_head``."""
     if not isinstance(head, LanguageModelHead) or head.transform is None:
         return None
     keys = {"classifier_activation": OUTWARD[head.transform], "classifier_bias": head.transform_bias}
@@ -260,12 +285,23 @@ _WORDS = (
     NameRule("head.weight", "decoder.weight"),
     NameRule("head.bias", "decoder.bias"),
 )
+IGNORED_CONFIG: Reasons = {
+    **dict.fromkeys(
+        ("classifier_activation", "classifier_bias", "classifier_dropout", "classifier_pooling", "decoder_bias"),
+        "part of a head that this architecture lacks",
+    ),
+    "tie_word_embeddings": "part of a head that this architecture lacks",
+    **dict.fromkeys(("sparse_prediction", "sparse_pred_ignore_index"), "read only when targets are given"),
+    "initializer_cutoff_factor": "training setting",
+    **dict.fromkeys(("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"), "execution setting"),
+    **dict.fromkeys(("layer_norm_eps", "position_embedding_type"), "from the original checkpoint; unused"),
+}
 
 MODERNBERT = Family(
     name="ModernBERT",
     model_types=("modernbert",),
     architectures={
-        "ModernBertForMaskedLM": Architecture(_masked, _masked_keys, _WORDS),
+        "ModernBertForMaskedLM": Architecture(word_head, word_keys, _WORDS),
         "ModernBertModel": heads.body("model.embeddings.tok_embeddings.weight"),
         "ModernBertForSequenceClassification": Architecture(_classes, _classes_keys, _ANSWER),
         "ModernBertForTokenClassification": Architecture(_tags, _tags_keys, _ANSWER),
@@ -275,25 +311,7 @@ MODERNBERT = Family(
     config=config,
     names=NAMES,
     prefix="model.",
-    ignored_config={
-        **dict.fromkeys(
-            (
-                "classifier_activation",
-                "classifier_bias",
-                "classifier_dropout",
-                "classifier_pooling",
-                "decoder_bias",
-            ),
-            "part of a head that this architecture lacks",
-        ),
-        "tie_word_embeddings": "part of a head that this architecture lacks",
-        **dict.fromkeys(("sparse_prediction", "sparse_pred_ignore_index"), "read only when targets are given"),
-        "initializer_cutoff_factor": "training setting",
-        **dict.fromkeys(
-            ("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"), "execution setting"
-        ),
-        **dict.fromkeys(("layer_norm_eps", "position_embedding_type"), "from the original checkpoint; unused"),
-    },
+    ignored_config=IGNORED_CONFIG,
 )
 
 register(MODERNBERT)

@@ -42,7 +42,7 @@ def spec_of_cohere(config: Config, head: Head) -> Model:
         qk_norm=norm_of(config) if norms else NoNorm(),
         qk_norm_over="each_head" if norms else "head",
     )
-    return _model(config, head, [attention] * config.layers("num_hidden_layers"))
+    return parallel(config, head, [attention] * config.layers("num_hidden_layers"))
 
 
 def spec_of_cohere2(config: Config, head: Head) -> Model:
@@ -58,7 +58,7 @@ def spec_of_cohere2(config: Config, head: Head) -> Model:
     kinds = gated.kinds_of(config, lambda i: gated.SLIDING if (i + 1) % pattern else gated.FULL)
     layer = {kind: attention.changed(mask=gated.mask_of(config, kind)) for kind in set(kinds) - {gated.FULL}}
     layer[gated.FULL] = attention.changed(relative=NoRelative())
-    return _model(config, head, [layer[kind] for kind in kinds])
+    return parallel(config, head, [layer[kind] for kind in kinds])
 
 
 def norm_of(config: Config) -> LayerNorm:
@@ -66,7 +66,8 @@ def norm_of(config: Config) -> LayerNorm:
     return LayerNorm(eps=config.number("layer_norm_eps", 1e-5), bias=False)
 
 
-def _model(config: Config, head: Head, attentions: list[Attention]) -> Model:
+def parallel(config: Config, head: Head, attentions: list[Attention]) -> Model:
+    """Build the spec of parallel blocks; ``attentions``: attention of each layer."""
     return gated.with_blocks(gated.model_of(config, head, attentions, norm=norm_of(config)), order="parallel")
 
 
@@ -90,7 +91,7 @@ def config_of_cohere2(spec: Model) -> dict[str, Any] | None:
     return {**keys, "sliding_window": window, "layer_types": masks["layer_types"]}
 
 
-_SIZES = {
+SIZES = {
     "vocab_size": 256000,
     "hidden_size": 8192,
     "intermediate_size": 22528,
@@ -119,7 +120,7 @@ COHERE = _family(
     "Cohere",
     spec=spec_of_cohere,
     config=config_of_cohere,
-    defaults={**_SIZES, "rope_theta": 500_000.0},
+    defaults={**SIZES, "rope_theta": 500_000.0},
 )
 COHERE2 = _family(
     "Cohere 2",
@@ -127,7 +128,7 @@ COHERE2 = _family(
     "Cohere2",
     spec=spec_of_cohere2,
     config=config_of_cohere2,
-    defaults={**_SIZES, "sliding_window": 4096},
+    defaults={**SIZES, "sliding_window": 4096},
     base="Cohere",
 )
 
