@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from safetensors.torch import save_file
 from tests.interop.word_pieces import word_pieces
 from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
@@ -170,6 +171,74 @@ def test_several_poolings_stand_one_behind_the_other(tmp_path: Path) -> None:
     found = qkv.embed(sentence_folder(tmp_path, model, ("mean_tokens", "cls_token", "lasttoken"), False), TEXTS)
     by_hand = [[*BY_HAND["cls_token"](x), *mean(x), *x[-1]] for x in (vectors(model, row) for row in rows(TEXTS))]
     assert close(found, by_hand)
+
+
+def with_modules(folder: Path, modules: Sequence[tuple[str, dict[str, Any], dict[str, torch.Tensor]]]) -> None:
+    """Add modules (kind, config, tensors) behind those of the folder."""
+    listed = json.loads((folder / "modules.json").read_text())
+    for kind, config, tensors in modules:
+        path = f"{len(listed)}_{kind}"
+        listed.append({"idx": len(listed), "name": path, "path": path, "type": f"sentence_transformers.models.{kind}"})
+        if config:
+            write(folder / path / "config.json", config)
+        if tensors:
+            save_file(tensors, folder / path / "model.safetensors")
+    write(folder / "modules.json", listed)
+
+
+def dense(rows: int, columns: int, activation: str, bias: bool = True) -> tuple[dict[str, Any], dict[str, Any]]:
+    config = {"in_features": columns, "out_features": rows, "bias": bias}
+    tensors = {"linear.weight": torch.randn(rows, columns), **({"linear.bias": torch.randn(rows)} if bias else {})}
+    return {**config, "activation_function": f"torch.nn.modules.activation.{activation}"}, tensors
+
+
+def test_dense_layers_behind_the_pooling_are_those_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = body()
+    folder = sentence_folder(tmp_path, model, ("cls_token", "mean_tokens"), False)
+    torch.manual_seed(4)
+    (first, one), (second, two) = dense(7, 24, "Tanh"), dense(5, 7, "Identity", bias=False)
+    norm = {"norm.weight": torch.randn(7), "norm.bias": torch.randn(7)}
+    modules = [("Dense", first, one), ("Dropout", {"dropout": 0.1}, {}), ("LayerNorm", {"dimension": 7}, norm)]
+    with_modules(folder, [*modules, ("Dense", second, two), ("Normalize", {}, {})])
+    wanted = list[list[float]]()
+    for row in rows(TEXTS):
+        x = vectors(model, row)
+        pooled = torch.tensor([*BY_HAND["cls_token"](x), *mean(x)], dtype=torch.float64)
+        hidden = (one["linear.weight"].double() @ pooled + one["linear.bias"].double()).tanh()
+        centred = (hidden - hidden.mean()) / ((hidden - hidden.mean()).square().mean() + 1e-5).sqrt()
+        scaled = centred * norm["norm.weight"].double() + norm["norm.bias"].double()
+        wanted.append(normed((two["linear.weight"].double() @ scaled).tolist()))
+    assert close(qkv.embed(folder, TEXTS), wanted)
+    assert close(qkv.embed(folder, TEXTS, dimensions=3), [normed(vector[:3]) for vector in wanted])
+    assert main(["info", str(folder)]) == 0
+    assert "cls + mean, Dense to 7, Dropout, LayerNorm, Dense to 5, scaled to length 1" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_other_weights_of_a_dense_layer_are_another_index(tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path, body(), normalise=False)
+    with_modules(folder, [("Dense", *dense(4, 12, "Identity"))])
+    before = repr(read_sentence(folder))
+    save_file(dense(4, 12, "Identity")[1], folder / "2_Dense" / "model.safetensors")
+    assert repr(read_sentence(folder)) != before
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"in_features": 11}, "Dense reads vectors of size 11, but those before it have 12"),
+        ({"out_features": 5}, "holds tensors of the shapes"),
+        ({"activation_function": "torch.nn.Tahn"}, "no activation 'torch.nn.Tahn'; did you mean 'Tanh'"),
+        ({"module_input_name": "token_embeddings"}, "module_input_name"),
+    ],
+)
+def test_wrong_dense_layers_are_refused(tmp_path: Path, changed: dict[str, Any], sentence: str) -> None:
+    folder = sentence_folder(tmp_path, body(), normalise=False)
+    config, tensors = dense(4, 12, "Tanh")
+    with_modules(folder, [("Dense", {**config, **changed}, tensors)])
+    with pytest.raises(UserError, match=sentence):
+        read_sentence(folder)
 
 
 def test_a_body_of_roberta_in_a_folder_inside(tmp_path: Path) -> None:

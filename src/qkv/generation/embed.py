@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.layers.pooling import SENTENCE_NAMES, pooled_over
@@ -31,7 +31,8 @@ class Embedding:
     normalise: scale to L2 norm 1.   max_length: truncate texts to this many tokens; None: the model's context length.
     lower_case: lower-case the texts first.   pools_prompt: include the prompt's tokens in the pooling.
     dimensions: truncate vectors to this many dimensions and scale them to L2 norm 1, for models that were trained for
-    it (Matryoshka representations, Kusupati et al. 2022); None keeps all.
+    it (Matryoshka representations, Kusupati et al. 2022); None keeps all.   layers: modules that read the pooled
+    vectors one after another, such as the Dense layers of sentence-transformers.
     """
 
     poolings: tuple[str, ...] = ("mean",)
@@ -40,6 +41,7 @@ class Embedding:
     lower_case: bool = False
     pools_prompt: bool = True
     dimensions: int | None = None
+    layers: tuple[nn.Module, ...] = ()
 
     def __post_init__(self) -> None:
         for name in self.poolings:
@@ -57,7 +59,8 @@ def embed_texts(
     prompt: str = "",
     batch_size: int = 32,
 ) -> np.ndarray:
-    """Return text embeddings (texts, D · poolings), or (texts, ``how.dimensions``), as float32.
+    """Return text embeddings (texts, D · poolings), with the size of the last one of ``how.layers`` or
+    ``how.dimensions`` instead, as float32.
 
     ``prompt`` is prepended to each text. A text may be given as token ids, which are read without prompt or added
     special tokens.
@@ -66,7 +69,8 @@ def embed_texts(
     Texts longer than ``how.max_length`` are truncated with a warning. Raises ``UserError`` for a text that is not a
     string or has no tokens, for ids outside the vocabulary, and if ``how.dimensions`` exceeds D · poolings.
     """
-    width = model.spec.leaving(model.spec.width) * len(how.poolings)
+    pooled_width = model.spec.leaving(model.spec.width) * len(how.poolings)
+    width = _through(how.layers, torch.zeros(1, pooled_width)).shape[1]
     if how.dimensions is not None and not 1 <= how.dimensions <= width:
         raise UserError(f"dimensions: {how.dimensions} given, but the vectors have {width}; allowed: 1 to {width}")
     most = _most(model, how)
@@ -104,10 +108,16 @@ def _embedded(model: Transformer, texts: Sequence[Framed], how: Embedding, skipp
         model.spec.num_outputs is not None
     ):  # latents or a fixed number of queries: outputs are not tokens, and none is padding
         counted = torch.ones(x.shape[:2], dtype=torch.bool, device=device)
-    vectors = torch.cat([pooled_over(x, counted, SENTENCE_NAMES[name]) for name in how.poolings], -1)[
-        :, : how.dimensions
-    ]
+    vectors = torch.cat([pooled_over(x, counted, SENTENCE_NAMES[name]) for name in how.poolings], -1)
+    vectors = _through(how.layers, vectors)[:, : how.dimensions]
     return F.normalize(vectors, dim=-1) if how.normalise or how.dimensions else vectors
+
+
+def _through(layers: Sequence[nn.Module], vectors: Tensor) -> Tensor:
+    """Compute the vectors (B, D) behind ``layers``."""
+    for layer in layers:
+        vectors = layer.to(vectors.device)(vectors)
+    return vectors
 
 
 def _vectors(model: Transformer, signal: Signal) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from qkv.interop.files.folder import read_json
 from qkv.interop.files.places import CONFIG, MODULES, is_sentence_folder
 from qkv.interop.mapping.config import Config
+from qkv.interop.projections import KINDS, Projection, read_projections
 from qkv.layers.pooling import SENTENCE_NAMES
 from qkv.spec.heads import Pooled
 from qkv.spec.parts import NoNorm, RMSNorm
@@ -35,7 +36,8 @@ class EmbeddingSettings:
     """Settings of a sentence-transformers model: poolings, length, prompts.
 
     ``body``: folder of the Transformer. ``pools_prompt``: whether tokens of the prompt are pooled, too. ``prompts``:
-    texts to prepend, by name; ``default_prompt``: name of one of them.
+    texts to prepend, by name; ``default_prompt``: name of one of them. ``projections``: modules between pooling and
+    ``normalise``, such as Dense.
     """
 
     body: Path
@@ -46,6 +48,7 @@ class EmbeddingSettings:
     pools_prompt: bool
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+    projections: tuple[Projection, ...] = ()
 
     def prompt(self, name: str | None) -> str:
         """Return the text of the prompt ``name``; None: the default prompt's text, or "" without a default prompt.
@@ -68,16 +71,27 @@ def read_sentence(folder: Path) -> EmbeddingSettings:
     """
     modules = _modules(folder)
     kinds = [kind for kind, _ in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        expected = "Transformer, Pooling, and after them Normalize or nothing"
+    if kinds[:2] != ["Transformer", "Pooling"] or not set(kinds[2:]) <= set(KINDS):
+        expected = f"Transformer, Pooling, and after them any of {', '.join(KINDS)}"
         raise UserError(f"{folder / MODULES} lists {', '.join(kinds) or 'nothing'}, but qkv supports only {expected}")
     body, pooling = (path for _, path in modules[:2])
     poolings, pools_prompt = _poolings(pooling)
+    normalise = kinds[-1] == "Normalize"
+    projections = _projections(modules[2 : len(modules) - normalise], pooling, len(poolings))
     max_length, lower_case = _reader(body)
     prompts, default = _prompts(folder)
     return EmbeddingSettings(
-        body, poolings, "Normalize" in kinds, max_length, lower_case, pools_prompt, prompts, default
+        body, poolings, normalise, max_length, lower_case, pools_prompt, prompts, default, projections
     )
+
+
+def _projections(modules: Sequence[tuple[str, Path]], pooling: Path, poolings: int) -> tuple[Projection, ...]:
+    """Read the modules after the module Pooling in the folder ``pooling``, which concatenates ``poolings`` vectors."""
+    if not modules:
+        return ()
+    config = _config(pooling / "config.json")
+    size = "embedding_dimension" if "embedding_dimension" in config.values else "word_embedding_dimension"
+    return read_projections(modules, poolings * config.integer(size))
 
 
 def pair_activation(folder: Path) -> Literal["sigmoid", "identity"]:

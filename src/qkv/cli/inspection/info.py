@@ -15,7 +15,7 @@ from qkv.cli.shared.uses import commands_of
 from qkv.interop.files.places import is_published, is_sentence_folder
 
 if TYPE_CHECKING:
-    pass
+    from qkv.interop.sentence import EmbeddingSettings
 
 EXAMPLES = """\
 qkv info
@@ -129,12 +129,18 @@ def _published(folder: Path) -> list[tuple[str, Any]]:
     if sentence:
         normalised = ", scaled to length 1" if sentence.normalise else ""
         rows += [
-            ("pooling", " + ".join(sentence.poolings) + normalised),
+            ("pooling", " + ".join(sentence.poolings) + _behind(sentence) + normalised),
             ("embedded length", f"at most {sentence.max_length} tokens" if sentence.max_length else None),
             ("prompts", ", ".join(sentence.prompts) or None),
         ]
     rows += [("commands" if not i else "", command) for i, command in enumerate(commands_of(folder, checkpoint))]
     return [row for row in rows if row[1] is not None]
+
+
+def _behind(sentence: EmbeddingSettings) -> str:
+    """Return the kinds and sizes of the modules behind the pooling as text, such as ", Dense to 512"."""
+    named = [(projection.digest.partition(" ")[0], projection.width) for projection in sentence.projections]
+    return "".join(f", {kind} to {width}" if kind == "Dense" else f", {kind}" for kind, width in named)
 
 
 def _run(folder: Path) -> list[tuple[str, Any]]:

@@ -66,8 +66,10 @@ def save_onnx(model: Transformer, folder: Path, pooled: TextPooling | None = Non
 def pooled_as(settings: EmbeddingSettings) -> TextPooling:
     """Convert the pooling settings of a sentence-transformers folder.
 
-    Raises ``UserError`` if the pooling excludes the tokens of the prompt.
+    Raises ``UserError`` if the pooling excludes the tokens of the prompt, and for modules behind it.
     """
+    if settings.projections:
+        raise UserError("this model has modules behind its pooling, such as Dense, which have no ONNX form in qkv yet")
     if not settings.pools_prompt:
         raise UserError("this model does not pool the prompt's tokens, whose number is no input of an ONNX file")
     return TextPooling(settings.poolings, settings.normalise)

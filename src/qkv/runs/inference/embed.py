@@ -99,5 +99,6 @@ def _how(settings: EmbeddingSettings | None, options: dict[str, Any]) -> Embeddi
         "normalise": settings.normalise,
         "max_length": settings.max_length,
         "lower_case": settings.lower_case,
+        "layers": tuple(projection.layer for projection in settings.projections),
     }
     return Embedding(**{**defaults, "pools_prompt": settings.pools_prompt, **options})
