@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,11 +13,16 @@ from qkv.cli.shared.runs import Copy, run_or_published
 from qkv.interop.files.places import is_sentence_folder
 from qkv.system.errors import UserError
 
+if TYPE_CHECKING:
+    from qkv.runs.inference.rerank import RankedDocument
+
 EXAMPLES = """\
 qkv rerank ms-marco-MiniLM-L6-v2/ "who wrote it" "Alice wrote the book." "The film was long."
 qkv rerank Qwen3-Reranker-0.6B/ "who wrote it" --data notes.txt --top 3
 qkv rerank all-MiniLM-L6-v2/ "who wrote it" --data notes.csv --column body --json
 """
+_QUICK = 256
+"""Maximum number of documents that are scored without a display of the progress."""
 _SHOWN = 100
 """Maximum number of characters of a document shown in the table."""
 
@@ -55,9 +60,7 @@ def rerank_command(
     if column is not None and data is None:
         raise UserError("--column needs --data")
     folder = run if is_sentence_folder(run) else run_or_published(run)
-    from qkv.runs.inference.rerank import rerank
-
-    ranking = rerank(folder, query, _texts(documents or [], data, column), top, instruction, copy)
+    ranking = _ranking(folder, query, _texts(documents or [], data, column), top, instruction, copy)
     if as_json:
         for each in ranking:
             typer.echo(json.dumps(each._asdict(), ensure_ascii=False))
@@ -66,6 +69,18 @@ def rerank_command(
 
     rows = [(f"{each.score:.4f}", each.index + 1, _shortened(each.document)) for each in ranking]
     print_table(query, ["score", "document", "text"], rows)
+
+
+def _ranking(folder: Path, query: str, texts: list[str], *settings: Any) -> list[RankedDocument]:
+    """Order the texts; show the progress on standard error if there are many."""
+    from qkv.runs.inference.rerank import rerank
+
+    if len(texts) <= _QUICK:
+        return rerank(folder, query, texts, *settings)
+    from qkv.report.progress import Progress
+
+    with Progress("rerank", len(texts), "documents") as progress:
+        return rerank(folder, query, texts, *settings, on_progress=lambda done, _: progress.update(done))
 
 
 def _texts(documents: list[str], data: Path | None, column: str | None) -> list[str]:

@@ -36,6 +36,8 @@ _QUESTION = (
 _OPTIONS = ("yes", "no")
 _AT_ONCE = 8
 """Number of documents that a language model reads in one batch."""
+_BETWEEN_REPORTS = 256
+"""Number of documents that are scored between two reports of progress."""
 _OF_DOCUMENTS = ("document", "passage", "corpus")
 """Names that embedding models give to the prompt of documents."""
 
@@ -58,16 +60,23 @@ def rerank(
     top: int | None = None,
     instruction: str | None = None,
     copy: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> list[RankedDocument]:
     """Score ``documents`` by their relevance to ``query``; return them with the best first.
 
     ``run``: a run, its folder or a published checkpoint: a cross-encoder (one output for a pair of texts), a language
     model with a chat template, or any model that embeds texts. ``top``: number of documents to return; None: all.
-    ``instruction``: the task in a sentence, for a language model. ``copy``: as for ``load``. Raises ``UserError``.
+    ``instruction``: the task in a sentence, for a language model. ``copy``: as for ``load``. ``on_progress``: called
+    with (number of documents scored so far, number of all). Raises ``UserError``.
     """
     score = scorer_of(*opened(run, copy), instruction)
     check_texts(query, documents, top)
-    return ranked(documents, score(query, documents), top)
+    scores = list[float]()
+    for begin in range(0, len(documents), _BETWEEN_REPORTS):
+        scores += score(query, documents[begin : begin + _BETWEEN_REPORTS])
+        if on_progress is not None:
+            on_progress(len(scores), len(documents))
+    return ranked(documents, scores, top)
 
 
 def check_texts(query: str, documents: Sequence[str], top: int | None) -> None:
