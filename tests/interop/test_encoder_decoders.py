@@ -22,6 +22,7 @@ from tokenizers.models import WordLevel
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    BartForQuestionAnswering,
     BartForSequenceClassification,
     BartModel,
     T5ForConditionalGeneration,
@@ -132,9 +133,9 @@ def test_the_first_tokens_are_those_that_the_files_say(
 ) -> None:
     make(tmp_path, max_new_tokens=3, do_sample=False)
     run = qkv.load(tmp_path)
-    assert run.recipe.task == Translation(begin=begin, framed=True)
+    assert run.recipe.task == Translation(begin=begin, framed=True).published()
     (answer,) = qkv.predict(run, " ".join(WORDS * 10))
-    assert f"the model reads {sources};" in answer["note"]
+    assert f"the model reads {sources} at once;" in answer["note"]
 
 
 def test_exported_it_writes_the_same(tmp_path: Path) -> None:
@@ -240,10 +241,7 @@ def test_a_first_token_that_the_tokenizer_lacks_is_named(tmp_path: Path) -> None
 
 
 def test_classes_of_a_text_that_the_decoder_reads_one_token_later(tmp_path: Path) -> None:
-    """As the library reads a text by itself: the last end mark meets the vector of the token before it.
-
-    No task here asks so.
-    """
+    """As the library reads a text by itself: the last end mark meets the vector of the token before it."""
     config = BartConfig(**bart.sizes(num_labels=3, eos_token_id=2, pad_token_id=1))
     theirs = written(
         BartForSequenceClassification, config, tmp_path, words(("<s>", "<pad>", "</s>", "<unk>"), "<s> $A </s>")
@@ -256,7 +254,25 @@ def test_classes_of_a_text_that_the_decoder_reads_one_token_later(tmp_path: Path
         wanted = theirs(ids, attention_mask=(ids != 1).long()).logits
         found = model(Signal(later, lengths=lengths), memory=model.encode(Signal(ids, lengths=lengths)))[0]
     assert torch.allclose(found, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
-    with pytest.raises(UserError, match="'classification' on an encoder–decoder, which no task of qkv uses"):
+    core = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    with torch.no_grad():
+        wanted = [theirs(torch.tensor([core.encode(text).ids])).logits[0].softmax(-1) for text in SOURCES]
+    for answer, each in zip(qkv.predict(str(tmp_path), *SOURCES), wanted, strict=True):
+        assert list(answer["probabilities"].values()) == pytest.approx(each.tolist(), abs=1e-5)
+
+
+def test_the_end_of_a_text_that_has_its_language_last_is_refused(tmp_path: Path) -> None:
+    core = words(("<s>", "<pad>", "</s>", "<unk>", "en_XX"), "$A </s> en_XX")
+    config = BartConfig(**bart.sizes(num_labels=3, eos_token_id=2, pad_token_id=1))
+    written(BartForSequenceClassification, config, tmp_path, core)
+    with pytest.raises(UserError, match="reads its answer at the end token, which its tokenizer does not put last"):
+        qkv.load(tmp_path)
+
+
+def test_answers_in_a_text_have_no_task_on_an_encoder_decoder(tmp_path: Path) -> None:
+    core = words(("<s>", "<pad>", "</s>", "<unk>"), "<s> $A </s>")
+    written(BartForQuestionAnswering, BartConfig(**bart.sizes(eos_token_id=2, pad_token_id=1)), tmp_path, core)
+    with pytest.raises(UserError, match="'spans' on an encoder–decoder, which no task of qkv uses"):
         qkv.load(tmp_path)
 
 

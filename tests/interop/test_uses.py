@@ -18,7 +18,7 @@ from qkv.cli.main import main
 from qkv.generation.decode.beam import beam_search
 from qkv.interop.load import load_published
 from qkv.runs.inference.embed import embed
-from qkv.runs.inference.rerank import INSTRUCTION
+from qkv.runs.inference.rerank import INSTRUCTION, rerank
 from qkv.system.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -100,6 +100,50 @@ def test_entities_have_offsets_and_words_of_the_pipeline(tmp_path: Path) -> None
     assert rest == TEXT
 
 
+@pytest.mark.parametrize("grouping", ["simple", "first", "average", "max"])
+def test_entities_are_grouped_as_by_hand(tmp_path: Path, grouping: str) -> None:
+    model = written(tmp_path, transformers.BertForTokenClassification, bert(TAGS))
+    text = f"{TEXT}  Smithson lives on Johns mat, a dog."
+    read = tokenizer()(text, return_tensors="pt", return_offsets_mapping=True)
+    spans = read.pop("offset_mapping")[0].tolist()[1:-1]
+    with torch.no_grad():
+        chances = model(**read).logits[0, 1:-1].double().softmax(-1)
+    units = list[list[int]]()
+    for i, piece in enumerate(tokenizer().convert_ids_to_tokens(read.input_ids[0, 1:-1].tolist())):
+        if grouping != "simple" and piece.startswith("##"):
+            units[-1].append(i)
+        else:
+            units.append([i])
+    wanted, before = list[dict[str, Any]](), ""
+    for unit in units:
+        rows = chances[unit]
+        row = {"average": rows.mean(0), "max": rows[rows.max(1).values.argmax()]}.get(grouping, rows[0])
+        tag, score = TAGS[int(row.argmax())], float(row.max())
+        mark, _, kind = tag.partition("-")
+        if mark == "I" and before.endswith(kind):
+            wanted[-1]["end"] = spans[unit[-1]][1]
+            wanted[-1]["scores"].append(score)
+        elif mark != "O":
+            wanted.append({"type": kind, "start": spans[unit[0]][0], "end": spans[unit[-1]][1], "scores": [score]})
+        before = tag
+    (answer,) = qkv.predict(str(tmp_path), text, group=grouping)
+    assert len(wanted) > 2
+    for found, each in zip(answer["entities"], wanted, strict=True):
+        assert (found["type"], found["start"], found["end"]) == (each["type"], each["start"], each["end"])
+        assert found["text"] == text[found["start"] : found["end"]]
+        assert found["score"] == pytest.approx(sum(each["scores"]) / len(each["scores"]), abs=1e-5)
+
+
+def test_groupings_of_entities_are_checked(inference: tuple[Path, Any], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no grouping 'frist'; did you mean 'first'"):
+        qkv.predict(str(inference[0]), TEXT, group="frist")
+    with pytest.raises(UserError, match=r"for models that score the tags of tokens; .* the task 'classification'"):
+        qkv.predict(str(inference[0]), TEXT, group="first")
+    written(tmp_path, transformers.BertForTokenClassification, bert(TAGS))
+    with pytest.raises(UserError, match=r"words: \['John'\] is not a text"):
+        qkv.predict(str(tmp_path), {"words": ["John"]}, group="first")
+
+
 def test_words_of_a_list_have_entities_without_offsets(tmp_path: Path) -> None:
     written(tmp_path, transformers.BertForTokenClassification, bert(TAGS))
     (answer,) = qkv.predict(str(tmp_path), {"words": ["John", "lives", "in", "Paris,"]})
@@ -118,6 +162,26 @@ def test_labels_by_entailment_are_those_of_the_pipeline(inference: tuple[Path, A
     assert answer["probabilities"] == pytest.approx(
         dict(zip(theirs["labels"], theirs["scores"], strict=True)), abs=1e-5
     )
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_labels_by_entailment_of_an_encoder_decoder(tmp_path: Path, multi_label: bool) -> None:
+    """The form of BART: the decoder reads the pair one token later."""
+    sizes = {"vocab_size": SIZES["vocab_size"], "d_model": 16, "max_position_embeddings": 64}
+    layers = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in BART.items()}
+    named = {"id2label": dict(enumerate(CLASSES)), "label2id": {label: i for i, label in enumerate(CLASSES)}}
+    ids = {"bos_token_id": 2, "pad_token_id": 0, "eos_token_id": 3, "decoder_start_token_id": 3}
+    config = transformers.BartConfig(**sizes, **layers, **named, **ids)
+    model = written(tmp_path, transformers.BartForSequenceClassification, config, eos_token="[SEP]")
+    logits = []
+    for label in LABELS:
+        pair = tokenizer()(TEXT, f"It is {label}.", return_tensors="pt").input_ids
+        with torch.no_grad():
+            logits.append(model(pair).logits[0].double())
+    table = torch.stack(logits)
+    wanted = table[:, [0, 2]].softmax(-1)[:, 1] if multi_label else table[:, 2].softmax(0)
+    (answer,) = qkv.predict(str(tmp_path), TEXT, labels=LABELS, hypothesis="It is {}.", multi_label=multi_label)
+    assert list(answer["probabilities"].values()) == pytest.approx(wanted.tolist(), abs=1e-5)
 
 
 def test_the_command_chooses_among_labels(inference: tuple[Path, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,6 +272,84 @@ def test_other_models_compare_embeddings(inference: tuple[Path, Any], capsys: py
     assert {row["index"]: row["score"] for row in rows} == pytest.approx(dict(enumerate(wanted)), abs=1e-5)
     with pytest.raises(UserError, match="an instruction is given, but"):
         qkv.rerank(str(inference[0]), TEXT, DOCUMENTS, instruction="a")
+
+
+def test_the_scores_of_many_documents_are_those_of_few(
+    inference: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [f"{DOCUMENTS[i % 3]} {WORDS[i % 20]} {WORDS[i % 7]}" for i in range(300)]
+    done = list[tuple[int, int]]()
+    found = rerank(str(inference[0]), TEXT, texts, on_progress=lambda *progress: done.append(progress))
+    assert done == [(256, 300), (300, 300)]
+    scores = {each.index: each.score for each in found}
+    few = {each.index: each.score for each in qkv.rerank(str(inference[0]), TEXT, texts[250:260])}
+    assert [scores[250 + i] for i in range(10)] == pytest.approx([few[i] for i in range(10)], abs=1e-5)
+    file = tmp_path / "notes.txt"
+    file.write_text("\n".join(texts))
+    assert main(["rerank", str(inference[0]), TEXT, "--data", str(file), "--top", "1"]) == 0
+    assert "300" in capsys.readouterr().err
+
+
+QUESTION, CONTEXT = "who wrote it", " ".join(f"john sat on the {word} mat, a dog in paris." for word in WORDS[:14])
+
+
+@pytest.mark.parametrize("no_answer", [False, True])
+def test_answers_of_a_long_context_are_those_by_hand(tmp_path: Path, no_answer: bool) -> None:
+    """Windows 64 tokens apart, spans of at most 30 tokens, one softmax over all spans and "no answer"."""
+    model = written(tmp_path, transformers.BertForQuestionAnswering, transformers.BertConfig(**{**SIZES, **POSITIONS}))
+    question = tokenizer()(QUESTION, add_special_tokens=False).input_ids
+    read = tokenizer()(CONTEXT, add_special_tokens=False, return_offsets_mapping=True)
+    room, scores, none = POSITIONS["max_position_embeddings"] - 3 - len(question), dict[tuple[int, int], float](), []
+    begin, every = 0, list[float]()
+    while True:
+        part = read.input_ids[begin : begin + room]
+        ids = [2, *question, 3, *part, 3]
+        types = [0] * (len(question) + 2) + [1] * (len(part) + 1)
+        with torch.no_grad():
+            found = model(torch.tensor([ids]), token_type_ids=torch.tensor([types]))
+        starts, ends = found.start_logits[0].double(), found.end_logits[0].double()
+        none.append(float(starts[0] + ends[0]))
+        for i in range(len(part)):
+            for j in range(i, min(i + 30, len(part))):
+                score = float(starts[len(question) + 2 + i] + ends[len(question) + 2 + j])
+                every.append(score)
+                scores[begin + i, begin + j] = max(score, scores.get((begin + i, begin + j), -torch.inf))
+        if begin + room >= len(read.input_ids):
+            break
+        begin += min(64, room)
+    (first, last), best = max(scores.items(), key=lambda item: item[1])
+    total = torch.tensor([*every, *([min(none)] if no_answer else [])]).logsumexp(0)
+    (answer,) = qkv.predict(str(tmp_path), {"question": QUESTION, "context": CONTEXT}, no_answer=no_answer)
+    assert len(none) > 2
+    if no_answer and min(none) > best:
+        assert answer["answer"] == "no answer"
+        assert answer["probability"] == pytest.approx(float((min(none) - total).exp()), abs=1e-5)
+    else:
+        start, end = read.offset_mapping[first][0], read.offset_mapping[last][1]
+        assert (answer["start"], answer["end"], answer["answer"]) == (start, end, CONTEXT[start:end])
+        assert answer["probability"] == pytest.approx(float((best - total).exp()), abs=1e-5)
+
+
+POSITIONS = {"max_position_embeddings": 90}
+
+
+def test_a_context_may_hold_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = written(tmp_path, transformers.BertForQuestionAnswering, transformers.BertConfig(**SIZES))
+    context = "john sat on the mat"
+    with torch.no_grad():  # scores that rise from other tokens to [CLS]
+        vectors = model.bert(**tokenizer()(QUESTION, context, return_tensors="pt")).last_hidden_state[0]
+        model.qa_outputs.weight.copy_(20 * (vectors[0] - vectors[1:].mean(0)))
+    model.save_pretrained(tmp_path)
+    asked = ["predict", str(tmp_path), QUESTION, "--context", context]
+    assert main(asked) == 0
+    assert "no answer" not in capsys.readouterr().out
+    assert main([*asked, "--no-answer"]) == 0
+    assert "no answer" in capsys.readouterr().out
+
+
+def test_only_an_extractive_model_finds_no_answer(inference: tuple[Path, Any]) -> None:
+    with pytest.raises(UserError, match="only a model that extracts answers from a context"):
+        qkv.predict(str(inference[0]), TEXT, no_answer=True)
 
 
 def test_documents_of_a_file_and_wrong_requests(

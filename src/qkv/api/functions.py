@@ -421,6 +421,11 @@ def predict(
     labels: Sequence[str] | None = None,
     hypothesis: str | None = None,
     multi_label: bool = False,
+    source_language: str | None = None,
+    target_language: str | None = None,
+    task: str | None = None,
+    group: str | None = None,
+    no_answer: bool = False,
 ) -> list[dict[str, Any]]:
     """Predict the task's output (label, number, span, text …) for each input, as a mapping whose ``answer`` is
     readable.
@@ -432,18 +437,24 @@ def predict(
 
     ``labels``: zero-shot classification with these labels, for a model of natural language inference: the label whose
     hypothesis the text entails most. ``hypothesis``: sentence with "{}" for the label, by default "This example is
-    {}."; ``multi_label``: score each label independently. See ``qkv.runs.inference.zero_shot``. Raises ``UserError``.
+    {}."; ``multi_label``: score each label independently. See ``qkv.runs.uses.zero_shot``.
+
+    ``source_language``, ``target_language``: codes, such as "de", for a published translator of many languages, see
+    ``qkv.runs.uses.text_to_text``. ``task``: an entry of ``task_specific_params`` in the model's ``config.json``,
+    such as "summarization" of T5, with its prefix and generation settings.
+
+    ``group``: how the tokens of named entities are grouped and scored, "simple", "first", "average" or "max"; see
+    ``qkv.tasks.words.entity_groups``. ``no_answer``: a published model may find no answer in a context. Raises
+    ``UserError``.
     """
     from qkv.runs.inference.predict import predict as predict_run
-    from qkv.runs.inference.zero_shot import HYPOTHESIS, ZeroShot
+    from qkv.runs.uses.use import use_of
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
-    if labels is None and (hypothesis is not None or multi_label):
-        raise UserError("'hypothesis' and 'multi_label' need 'labels'")
-    choice = None if labels is None else ZeroShot(tuple(labels), hypothesis or HYPOTHESIS, multi_label)
+    use = use_of(labels, hypothesis, multi_label, source_language, target_language, task, group, no_answer)
     if predicts_tables(loaded):
         return rows_of_table(loaded, inputs, columns)
-    return predict_run(loaded, rows_of_inputs(loaded, inputs, columns), choice)
+    return predict_run(loaded, rows_of_inputs(loaded, inputs, columns), use)
 
 
 @with_usual_settings

@@ -9,10 +9,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from qkv.interop.files.folder import read_json
-from qkv.interop.files.places import GENERATION
+from qkv.interop.files.places import CONFIG, GENERATION
 from qkv.interop.mapping.config import Config
 from qkv.spec.generation import Generation
 from qkv.system.errors import UserError
@@ -108,14 +109,26 @@ def going_on(folder: Path, tokenizer: Tokenizer | None, config: Config) -> Gener
     return Generation.parse({**settings, "stop": _strings(values), "stop_token_ids": ends}, str(source.file))
 
 
-def answering(folder: Path, config: Config) -> Generation:
+def settings_of_tasks(folder: Path) -> dict[str, dict[str, Any]]:
+    """Read the settings in ``config.json`` that a published model has for several tasks, by the name of the task, such
+    as "summarization": generation settings, and ``prefix``, the text before every source.
+    """
+    file = folder / CONFIG
+    named = read_json(file).get("task_specific_params") if file.is_file() else None
+    entries = named.items() if isinstance(named, dict) else ()
+    return {str(name): entry for name, entry in entries if isinstance(entry, dict)}
+
+
+def answering(folder: Path, config: Config, task: Mapping[str, Any] = MappingProxyType({})) -> Generation:
     """Read the generation settings of a published encoder–decoder: beam search with ``num_beams`` (default 1).
+    ``task``: settings that replace those of the files, an entry of ``settings_of_tasks``.
 
     The decoder starts with the ids of ``beginning``. The published ``max_length`` and ``min_length`` count all of these
     ids, ``max_new_tokens`` and ``min_new_tokens`` all but the first. The limits that are returned count only the tokens
     after ``beginning``. Warns of unsupported settings.
     """
-    source = said_by(folder, config)
+    read = said_by(folder, config)
+    source = Said({**read.values, **{key: value for key, value in task.items() if value is not None}}, read.file)
     values = source.config
     _warn(Said({key: value for key, value in source.values.items() if key != "min_length"}, source.file), False, 1)
     first = len(beginning(folder, config))

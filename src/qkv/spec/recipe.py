@@ -227,7 +227,7 @@ class Recipe(Spec):
         return [Problem(("wide",), sentence)] if sentence else []
 
     def _encoder_problems(self) -> list[Problem]:
-        if not self.model.encoder or self.task.takes_encoder:
+        if not self.model.encoder or self.task.reads_source():
             return []
         takers = ", ".join(sorted(kind for kind, task in Task.kinds().items() if task.takes_encoder))
         sentence = f"the task {self.task.kind!r} has no source text for an encoder; tasks with one: {takers}"

@@ -54,11 +54,21 @@ class SequenceToSequence(Task):
         description="add the tokenizer's special tokens to the source; if false or if it has none, "
         "add an end token only",
     )
+    prefix: str = Field(default="", description="text before every source, such as 'summarize: ' of T5")
+    windows: int = Field(
+        default=1,
+        gt=0,
+        description="maximum number of windows, split at ends of sentences, in which a prediction reads a long source; "
+        "their outputs are joined",
+    )
 
     reads: ClassVar[Reads] = "examples"
     needs: ClassVar[Needs] = "decodes"
     joins_inputs: ClassVar[bool] = True
     takes_encoder: ClassVar[bool] = True
+
+    def published(self) -> Self:
+        return self.changed(windows=256)
 
 
 class Translation(SequenceToSequence, kind="translation"):
@@ -75,6 +85,12 @@ _WEIGHTS = (
     "weights of labels in the training loss: none; balanced: n / (k n_c) for a label with n_c of n targets and k "
     "labels; or a weight by label, 1 for all others"
 )
+Begin = Seq[Annotated[str, Field(min_length=1)]]
+"""Special tokens at the beginning of the input of a decoder."""
+_BEGIN = (
+    "in an encoder–decoder, special tokens at the beginning of the decoder's input, which is the text some tokens "
+    "later; default: the task has no encoder"
+)
 _WINDOWS = "maximum number of windows into which a long text is split; their outputs are averaged"
 
 
@@ -84,11 +100,15 @@ class Classification(Task, kind="classification"):
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     class_weights: ClassWeights = Field(default="none", description=_WEIGHTS)
     windows: int = Field(default=1, gt=0, description=_WINDOWS)
+    begin: Begin = Field(default=(), description=_BEGIN)
 
     reads: ClassVar[Reads] = "examples"
     reads_signals: ClassVar[bool] = True
     joins_inputs: ClassVar[bool] = True
     head: ClassVar[str] = "classification"
+
+    def reads_source(self) -> bool:
+        return bool(self.begin)
 
 
 class MultiLabel(Task, kind="multilabel"):
@@ -99,11 +119,15 @@ class MultiLabel(Task, kind="multilabel"):
 
     threshold: float = Field(default=0.5, gt=0, lt=1, description="minimum probability of a predicted label")
     windows: int = Field(default=1, gt=0, description=_WINDOWS)
+    begin: Begin = Field(default=(), description=_BEGIN)
 
     reads: ClassVar[Reads] = "examples"
     reads_signals: ClassVar[bool] = True
     joins_inputs: ClassVar[bool] = True
     head: ClassVar[str] = "labels"
+
+    def reads_source(self) -> bool:
+        return bool(self.begin)
 
 
 class TokenClassification(Task, kind="token_classification"):
@@ -159,11 +183,15 @@ class Regression(Task, kind="regression"):
         default=None, gt=0, description="standard deviation of the targets; default: that of the training set"
     )
     windows: int = Field(default=1, gt=0, description=_WINDOWS)
+    begin: Begin = Field(default=(), description=_BEGIN)
 
     reads: ClassVar[Reads] = "examples"
     reads_signals: ClassVar[bool] = True
     joins_inputs: ClassVar[bool] = True
     head: ClassVar[str] = "regression"
+
+    def reads_source(self) -> bool:
+        return bool(self.begin)
 
     def published(self) -> Self:
         return self.changed(mean=0.0, deviation=1.0)  # the outputs are in the original units

@@ -221,6 +221,17 @@ class TextReader(InputReader, Truncation):
         limits = {**room, "text": room["text"] + (self.windows - 1) * self._stride}
         Truncation.__init__(self, limits, recipe.model.types_read)
         self.num_tokens = self.num_unknown = 0
+        self.begin = _begin(recipe, tokenizer)
+
+    def batch(self, rows: Sequence[EncodedRow], targets: Tensor, count: int | None = None) -> Batch:
+        """Build a batch of several rows. The decoder of an encoder–decoder reads the text after ``begin``."""
+        if not self.begin:
+            return super().batch(rows, targets, count)
+        source, owners = self.signal(rows)
+        begin = torch.tensor(self.begin).expand(len(source.values), -1)
+        later = torch.cat((begin, source.values), 1)[:, : source.values.shape[1]]
+        extras = {} if owners is None else {ROWS: owners}
+        return Batch.of(Signal(later, source.lengths), targets, source, count, **extras)
 
     def notes(self, examples: int) -> list[str]:
         notes = Truncation.notes(self, examples)
@@ -284,6 +295,16 @@ class TextReader(InputReader, Truncation):
         if bags:
             signal = with_bags(signal, bags, owners)
         return signal, owners
+
+
+def _begin(recipe: Recipe, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the ids at the beginning of a decoder's input; () without an encoder. Raises ``UserError``."""
+    begin = getattr(recipe.task, "begin", ()) if recipe.model.encoder else ()
+    ids = {content: tokenizer.core.token_to_id(content) for content in begin}
+    unknown = next((content for content, index in ids.items() if index is None), None)
+    if unknown is not None:
+        raise UserError(f"task.begin: the tokenizer has no token {unknown!r}")
+    return tuple(index for content in begin if (index := ids[content]) is not None)
 
 
 def with_bags(signal: Signal, bags: Sequence[Bag], owners: Tensor | None = None) -> Signal:

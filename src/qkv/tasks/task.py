@@ -135,6 +135,10 @@ class Task(ABC):
     """Example value of the first input, for commands shown to the user."""
     writes_from_source: ClassVar[bool] = False
     """True if the model generates a target from a source text, see ``source_ids``, and does not continue a text."""
+    finds_entities: ClassVar[bool] = False
+    """True if it can group the tokens of a text to entities."""
+    finds_spans: ClassVar[bool] = False
+    """True if it answers by a span of a context, or by none."""
     predicts_tables: ClassVar[bool] = False
     """True if predictions are for a whole table, such as the future of a series, not for each row."""
     generates_images: ClassVar[bool] = False

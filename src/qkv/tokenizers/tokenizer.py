@@ -138,6 +138,13 @@ class Tokenizer:
         core = with_template(self.core, (self.frame, self.pair_frame))
         return self if core is self.core else Tokenizer(core, self._roles, self.chat_template)
 
+    def with_frame(self, frame: Frame) -> Tokenizer:
+        """Return a copy of this tokenizer with other special tokens around one text."""
+        tokenizer = type(self).__new__(type(self))
+        tokenizer.__dict__ |= {**self.__dict__, "frame": frame}
+        tokenizer.__dict__.pop("reading_special", None)
+        return tokenizer
+
     @property
     def piece_size(self) -> int:
         """Preferred number of characters to encode at once, for splitting long texts."""

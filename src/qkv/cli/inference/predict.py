@@ -27,6 +27,8 @@ qkv predict runs/reviews --data new.csv --out answered.csv
 qkv predict runs/reviews "I would go there again" --why --report why.html
 qkv predict runs/qa "Who wrote it?" --context @page.txt
 qkv predict bart-large-mnli/ "They won the cup" --label sport --label politics
+qkv predict nllb/ "Das ist gut" --from deu --to eng
+qkv predict t5-small/ --set source=@page.txt --task summarization
 cat lines.txt | qkv predict runs/multi30k -
 """
 _AT_ONCE = 256
@@ -61,8 +63,8 @@ _Out = Annotated[
 ]
 
 
-class _LabelOptions(NamedTuple):
-    """Options of zero-shot classification."""
+class _UseOptions(NamedTuple):
+    """Options of zero-shot classification, of text to text and of named entities."""
 
     label: Annotated[
         list[str] | None,
@@ -78,6 +80,27 @@ class _LabelOptions(NamedTuple):
         ),
     ] = None
     multi_label: Annotated[bool, typer.Option("--multi-label", help="--label: score each label independently.")] = False
+    source_language: Annotated[
+        str | None, typer.Option("--from", metavar="CODE", help="Language of the text, for a translator of many.")
+    ] = None
+    target_language: Annotated[
+        str | None, typer.Option("--to", metavar="CODE", help="Language of the translation, such as de.")
+    ] = None
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            metavar="NAME",
+            help="Settings and prefix for a task in the model's config.json, such as summarization of T5.",
+        ),
+    ] = None
+    group: Annotated[
+        str | None,
+        typer.Option(metavar="simple|first|average|max", help="Group the tokens of named entities, with their scores."),
+    ] = None
+    no_answer: Annotated[
+        bool, typer.Option("--no-answer", help="--context: the text may hold no answer (a model of SQuAD 2).")
+    ] = False
 
 
 class _WhyOptions(NamedTuple):
@@ -104,7 +127,7 @@ def predict_command(
     column: _Column = None,
     out: _Out = None,
     *,
-    labels: _LabelOptions,
+    uses: _UseOptions,
     explanation: _WhyOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line with all details.")] = False,
     copy: Copy = False,
@@ -116,7 +139,7 @@ def predict_command(
     named = {name: value for name, value in columns.items() if value is not None}
     _check(inputs, data, out, column, context, part or (list(named) if data is None else None))
     _check_why(explanation, data)
-    zero_shot = _zero_shot(labels, explanation.why)
+    use = _use(uses, explanation.why)
     folder = run_or_published(run)
     parts = {name: _value(value) for name, value in named_values("--set", part)} | named
     if context is not None:
@@ -125,7 +148,7 @@ def predict_command(
     loaded = load_run(folder, copy)
     if data is not None:
         chosen = dict(named_values("--column", column)) | named
-        _answer_table(loaded, data, chosen, zero_shot, out, "jsonl" if as_json else "csv")
+        _answer_table(loaded, data, chosen, use, out, "jsonl" if as_json else "csv")
         return
     rows = _rows(loaded, texts, parts)
     if explanation.why:
@@ -133,7 +156,7 @@ def predict_command(
         return
     from qkv.api.functions import predict
 
-    groups = _answers(rows, lambda some: predict(loaded, *some, **zero_shot))
+    groups = _answers(rows, lambda some: predict(loaded, *some, **use))
     _tell(rows, [answer for some in groups for answer in some], as_json)
 
 
@@ -147,20 +170,21 @@ def _tell(rows: Sequence[dict[str, Any]], answers: Sequence[Answer], as_json: bo
         typer.echo(json.dumps({**row, **answer}, ensure_ascii=False))
 
 
-def _zero_shot(options: _LabelOptions, why: bool) -> dict[str, Any]:
-    """Return the arguments of ``ZeroShot`` for zero-shot classification with --label; {} without this option.
+def _use(options: _UseOptions, why: bool) -> dict[str, Any]:
+    """Return the arguments of ``use_of`` for the options that are given.
 
-    Raises ``UserError`` for options that need --label, and if --why is combined with it.
+    Raises ``UserError`` for options that need --label, and if --why is combined with any of them.
     """
-    labels, hypothesis, multi_label = options
-    if labels:
-        if why:
-            raise UserError("--why explains only labels that the model was trained on; leave --label out")
-        sentence = {} if hypothesis is None else {"hypothesis": hypothesis}
-        return {"labels": tuple(labels), "multi_label": multi_label, **sentence}
-    if multi_label or hypothesis is not None:
-        raise UserError(f"--{'multi-label' if multi_label else 'hypothesis'} needs --label")
-    return {}
+    named = {"labels" if name == "label" else name: value for name, value in options._asdict().items() if value}
+    if "labels" not in named and named.keys() & {"multi_label", "hypothesis"}:
+        raise UserError(f"--{'multi-label' if options.multi_label else 'hypothesis'} needs --label")
+    if named and why:
+        name = next(iter(named))
+        option = {"source_language": "from", "target_language": "to", "labels": "label"}.get(
+            name, name.replace("_", "-")
+        )
+        raise UserError(f"--why explains only the task that the model was trained on; leave --{option} out")
+    return named
 
 
 def _check_why(options: _WhyOptions, data: str | None) -> None:
@@ -304,7 +328,7 @@ def _shortened(value: Any) -> str:
 
 
 def _answer_table(
-    run: Run, source: str, columns: Mapping[str, str], zero_shot: Mapping[str, Any], out: Path | None, form: str
+    run: Run, source: str, columns: Mapping[str, str], use: Mapping[str, Any], out: Path | None, form: str
 ) -> None:
     from qkv.runs.inference.inputs import read_inputs
     from qkv.runs.inference.predict import predict_table
@@ -319,8 +343,8 @@ def _answer_table(
         text = _written(places, rows, answers, ending)
     else:
         table = read_inputs(run, source, columns)
-        partial = _partial_answers(run, source, {"columns": dict(columns), **zero_shot}, out, len(table.rows))
-        answers, notes = _resumed_answers(run, table.rows, zero_shot, partial), table.notes
+        partial = _partial_answers(run, source, {"columns": dict(columns), **use}, out, len(table.rows))
+        answers, notes = _resumed_answers(run, table.rows, use, partial), table.notes
         text = _written(table.columns, table.kept, answers, ending)
     for note in notes:
         typer.echo(note, err=True)
@@ -349,18 +373,18 @@ def _partial_answers(
 
 
 def _resumed_answers(
-    run: Run, rows: Sequence[dict[str, Any]], zero_shot: Mapping[str, Any], partial: PartialAnswers | None
+    run: Run, rows: Sequence[dict[str, Any]], use: Mapping[str, Any], partial: PartialAnswers | None
 ) -> list[Answer]:
     """Predict for all rows that have no answer in ``partial``, and store the answers there after each group."""
     from qkv.runs.inference.predict import predict
-    from qkv.runs.inference.zero_shot import ZeroShot
+    from qkv.runs.uses.use import use_of
 
     answers = list(partial.answers) if partial is not None else []
     if answers:
         source = partial.path if partial else ""
         typer.echo(f"resuming: {len(answers):,} of {len(rows):,} answers are already in {source}", err=True)
-    choice = ZeroShot(**zero_shot) if zero_shot else None
-    for some in _answers(rows, lambda some: predict(run, some, choice), len(answers)):
+    chosen = use_of(**use)
+    for some in _answers(rows, lambda some: predict(run, some, chosen), len(answers)):
         if partial is not None and some:
             partial.add(some)
         answers += some

@@ -6,22 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qkv.runs.inference.inputs import value_columns
-from qkv.runs.inference.zero_shot import ZeroShot, predict_labels
 from qkv.runs.run import Run, task_of
+from qkv.runs.uses.text_to_text import TextToText
+from qkv.runs.uses.use import Use
 from qkv.system.errors import UserError
 from qkv.tasks.task import TablePrediction
 
 
-def predict(run: Run, rows: Sequence[dict[str, Any]], zero_shot: ZeroShot | None = None) -> list[dict[str, Any]]:
+def predict(run: Run, rows: Sequence[dict[str, Any]], use: Use | None = None) -> list[dict[str, Any]]:
     """Predict the task's output for each row of inputs; see ``qkv.tasks.task.Task.predict``. An answer gets a ``note``
-    if at least half of its input tokens are not in the run's vocabulary. ``zero_shot``: labels to choose from
-    instead of the training labels.
+    if at least half of its input tokens are not in the run's vocabulary. ``use``: what is asked besides the task.
     """
     task = task_of(run)
-    if zero_shot is None:
+    if use is None and task.writes_from_source:
+        use = TextToText()
+    if use is None:
         answers = task.predict(run.model, run.vocabulary, run.recipe, rows)
     else:
-        answers = predict_labels(run, rows, zero_shot)
+        answers = use.predict(run, rows)
     values = value_columns(run)
     for row, answer in zip(rows, answers, strict=True):
         note = _strange(run, [row.get(name) for name in (*task.asks, *task.may_ask) if name not in values])

@@ -58,21 +58,41 @@ def _data(checkpoint: PublishedModel) -> Data:
 def _task(checkpoint: PublishedModel) -> Task:
     if checkpoint.spec.encoder is not None and checkpoint.spec.head.predicts_tokens:
         begin = pieces(checkpoint.folder, checkpoint.tokenizer, checkpoint.begin) if checkpoint.tokenizer else ()
-        return Translation(begin=begin, framed=True)
+        return Translation(begin=begin, framed=True).published()
     alone = "qkv.interop.load.load_published loads only the model"
-    return task_of_head(checkpoint.spec, f"{checkpoint.folder}: {checkpoint.architecture} ({checkpoint.family})", alone)
+    name = f"{checkpoint.folder}: {checkpoint.architecture} ({checkpoint.family})"
+    if checkpoint.spec.encoder is not None:
+        return _task_of_both(checkpoint, name, alone)
+    return task_of_head(checkpoint.spec, name, alone)
 
 
-def task_of_head(model: Model, name: str, advice: str = "name the task") -> Task:
-    """Choose the task of a model from its head, if it is not known how the model was trained. ``name``: name of the
-    model in messages. Raises ``UserError`` with ``advice`` if no task has such a head.
+def _task_of_both(checkpoint: PublishedModel, name: str, advice: str) -> Task:
+    """Choose the task of an encoder–decoder whose head reads the decoder's last vector, as that of BART for classes.
+
+    The decoder reads the text one token later, and the end token is the last. Raises ``UserError`` for other heads, and
+    for a tokenizer that ends texts with another token.
     """
-    if model.encoder is not None and not model.head.predicts_tokens:
-        head = f"has a head of the kind {model.head.kind!r} on an encoder–decoder"
-        raise UserError(f"{name} {head}, which no task of qkv uses; {advice}")
+    task, tokenizer = task_of_head(checkpoint.spec, name, advice, encoder=True), checkpoint.tokenizer
+    if tokenizer is None:
+        return task.changed(begin=("</s>",))
+    if tokenizer.frame.behind[-1:] != (tokenizer.specials.get("eos"),):
+        raise UserError(f"{name} reads its answer at the end token, which its tokenizer does not put last; {advice}")
+    return task.changed(begin=pieces(checkpoint.folder, tokenizer, checkpoint.begin[:1]))
+
+
+def task_of_head(model: Model, name: str, advice: str = "name the task", encoder: bool = False) -> Task:
+    """Choose the task of a model from its head, if it is not known how the model was trained. ``name``: name of the
+    model in messages. ``encoder``: whether the task may need a beginning of the decoder's input. Raises ``UserError``
+    with ``advice`` if no task has such a head.
+    """
     if model.head.predicts_tokens:
         return Translation() if model.encoder else NextToken() if model.causal else MaskedTokens()
     tasks = [task for task in Task.kinds().values() if task.head == model.head.serves and task.reads == "examples"]
+    if model.encoder is not None:
+        tasks = [task for task in tasks if encoder and "begin" in task.model_fields]
+    if model.encoder is not None and not tasks:
+        head = f"has a head of the kind {model.head.kind!r} on an encoder–decoder"
+        raise UserError(f"{name} {head}, which no task of qkv uses; {advice}")
     if not tasks:
         raise UserError(f"{name} has a head of the kind {model.head.kind!r}, which no task of qkv uses; {advice}")
     # Tagging words and labelling nodes use the same head; a model of text must get the task on texts.

@@ -23,8 +23,8 @@ from starlette.responses import JSONResponse, Response
 from qkv.data.records.images.pictures import URI
 from qkv.runs.inference.inputs import value_columns
 from qkv.runs.inference.predict import predict, predict_table, rows_for
-from qkv.runs.inference.zero_shot import HYPOTHESIS, ZeroShot
 from qkv.runs.run import Run
+from qkv.runs.uses.use import use_of
 from qkv.serving.engine.model import ServedModel
 from qkv.serving.engine.service import Service
 from qkv.serving.errors import ApiError
@@ -45,13 +45,18 @@ def _inputs(value: Any) -> Any:
 
 
 class PredictionBody(Spec):
-    """Body of ``/predict``. labels, hypothesis, multi_label: zero-shot classification, as for ``qkv.predict``."""
+    """Body of ``/predict``. The fields after ``inputs`` are the arguments of ``use_of``, as for ``qkv.predict``."""
 
     model: str | None = None
     inputs: Annotated[tuple[Any, ...], BeforeValidator(_inputs)]
     labels: tuple[str, ...] | None = None
-    hypothesis: str = HYPOTHESIS
+    hypothesis: str | None = None
     multi_label: bool = False
+    source_language: str | None = None
+    target_language: str | None = None
+    task: str | None = None
+    group: str | None = None
+    no_answer: bool = False
 
 
 async def predictions(http: HttpRequest, service: Service) -> Response:
@@ -68,12 +73,12 @@ async def predictions(http: HttpRequest, service: Service) -> Response:
 async def _answers(model: ServedModel, body: PredictionBody) -> list[dict[str, Any]]:
     if model.task.predicts_tables:
         return await model.worker.call(lambda: _from_table(model.run, body.inputs))
-    choice = None if body.labels is None else ZeroShot(body.labels, body.hypothesis, body.multi_label)
+    use = use_of(**body.model_dump(exclude={"model", "inputs"}))
     rows = rows_for(model.run, [_read(model, each) for each in body.inputs])
     answers = list[dict[str, Any]]()
     for begin in range(0, len(rows), AT_ONCE):
         some = rows[begin : begin + AT_ONCE]
-        answers += await model.worker.call(lambda some=some: predict(model.run, some, choice))
+        answers += await model.worker.call(lambda some=some: predict(model.run, some, use))
     return answers
 
 

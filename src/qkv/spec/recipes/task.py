@@ -40,6 +40,10 @@ class Task(Part, slot=True):
         """Return the errors in the combination of this task with ``model``, with paths in the model; empty if none."""
         return []
 
+    def reads_source(self) -> bool:
+        """Return whether the task has an input for the encoder of an encoder–decoder."""
+        return self.takes_encoder
+
     def published(self) -> Self:
         """Return the task for a published model: settings determined by training data are set to neutral values."""
         return self

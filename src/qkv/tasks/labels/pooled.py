@@ -111,9 +111,10 @@ class PooledTask(ExampleTask, JoinedTask):
     def row_outputs(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         """Compute the outputs (B, C), one row per example: the mean over its windows."""
         rows = batch.extras.get(ROWS)
+        memory = None if batch.source is None else model.encode(batch.source, tap)
         if rows is None:
-            return self.outputs(model, batch.input, tap)
-        outputs = at_least_single(self.outputs(model, batch.input, tap))
+            return self.outputs(model, batch.input, tap, memory)
+        outputs = at_least_single(self.outputs(model, batch.input, tap, memory))
         total = outputs.new_zeros(len(batch.targets), outputs.shape[1]).index_add(0, rows, outputs)
         return total / torch.bincount(rows, minlength=len(total))[:, None]
 

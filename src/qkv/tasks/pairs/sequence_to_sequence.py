@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, Self
 
 import numpy as np
@@ -40,7 +41,9 @@ from qkv.tasks.metrics.text_metrics import bleu, first_sentence, rouge
 from qkv.tasks.named_inputs import EncodedInputs, InputsEncoder
 from qkv.tasks.pairs.aligned import MOST_TOKENS, aligned
 from qkv.tasks.pairs.pairs import TokenPair, joined, marks, pair_loss, paired, write_after
+from qkv.tasks.pairs.windows import split_text
 from qkv.tasks.task import Defaults, Evaluation, Observed, Scale, Totals
+from qkv.tokenizers.tokenizer import Tokenizer
 
 _AT_ONCE = 64
 """Batch size of generation."""
@@ -126,7 +129,8 @@ class SequenceToSequenceTask(ExampleTask):
         return Example(len(ids) + len(written) - 1, len(written) - 1, TokenPair(ids, written, source.values))
 
     def source_ids(self, vocabulary: Vocabulary, text: str) -> list[int]:
-        return self._framed(vocabulary, np.asarray(vocabulary.tokenizer.encode(text), np.int64)).tolist()
+        ids = vocabulary.tokenizer.encode(self.spec.prefix + text)
+        return self._framed(vocabulary, np.asarray(ids, np.int64)).tolist()
 
     def first_ids(self, vocabulary: Vocabulary) -> tuple[int, ...]:
         return marks(vocabulary, self.spec.begin).begin
@@ -135,7 +139,7 @@ class SequenceToSequenceTask(ExampleTask):
         if isinstance(cut, InputsEncoder):
             read, _ = cut.encode(row)
             return read._replace(ids=self._framed(vocabulary, read.ids))
-        ids = cut(vocabulary.tokenizer.encode(text_in(row, "source")), "source")
+        ids = cut(vocabulary.tokenizer.encode(self.spec.prefix + text_in(row, "source")), "source")
         return EncodedInputs(self._framed(vocabulary, ids))
 
     def _framed(self, vocabulary: Vocabulary, ids: np.ndarray) -> np.ndarray:
@@ -177,12 +181,32 @@ class SequenceToSequenceTask(ExampleTask):
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
         cut = self.reader(recipe, vocabulary)
-        texts = self.write(model, vocabulary, recipe, rows, cut)
         if not self.text:
-            return [{"answer": text} for text in texts]
-        role = self.text[0]
-        lengths = [len(vocabulary.tokenizer.encode(text_in(row, role))) for row in rows]
-        return [{"answer": text} | cut.note(length, role) for text, length in zip(texts, lengths, strict=True)]
+            return [{"answer": text} for text in self.write(model, vocabulary, recipe, rows, cut)]
+        tokenizer, role = vocabulary.tokenizer, self.text[0]
+        lengths = [len(tokenizer.encode(self.spec.prefix + text_in(row, role))) for row in rows]
+        if self.inputs or self.spec.windows == 1:
+            texts = self.write(model, vocabulary, recipe, rows, cut)
+            return [{"answer": text} | cut.note(length, role) for text, length in zip(texts, lengths, strict=True)]
+        windows = [self._windows(row["source"], tokenizer, cut.limits["source"]) for row in rows]
+        parts = [{"source": text} for texts in windows for text in texts[: self.spec.windows]]
+        texts = iter(self.write(model, vocabulary, recipe, parts, cut))
+        return [
+            {"answer": " ".join(islice(texts, min(len(each), self.spec.windows)))} | self._note(length, len(each), cut)
+            for each, length in zip(windows, lengths, strict=True)
+        ]
+
+    def _windows(self, source: str, tokenizer: Tokenizer, most: int) -> list[str]:
+        """Split a source of more than ``most`` tokens, the prefix included, at ends of sentences."""
+        return split_text(source, lambda text: len(tokenizer.encode(self.spec.prefix + text)) <= most)
+
+    def _note(self, length: int, windows: int, cut: Truncation) -> dict[str, str]:
+        if windows == 1:
+            return cut.note(length, "source")
+        most = self.spec.windows
+        rest = "" if windows <= most else f", of which the first {most} were read"
+        sentence = f"the input has {length} tokens and the model reads {cut.limits['source']} at once; it was split at "
+        return {"note": f"{sentence}ends of sentences into {windows} parts{rest}, and their outputs are joined"}
 
     def _format_source(self, row: Mapping[str, Any], recipe: Recipe, vocabulary: Vocabulary) -> str:
         """Format the source of a row as a text for tables."""

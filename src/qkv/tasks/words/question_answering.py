@@ -102,6 +102,7 @@ class QuestionAnsweringTask(ExampleTask):
     loss_unit = "nats a question"
     evaluates = True
     asks = ("question", "context")
+    finds_spans = True
     automatic = Defaults(("question", "context"), tokenizer=lowercase, lengths=(128, 256))
     roles = (
         Role("context", "text", ("context", "passage", "paragraph", "document", "article", "text")),

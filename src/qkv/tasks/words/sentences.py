@@ -118,21 +118,48 @@ def text_reader(vocabulary: Vocabulary, cut: Truncation) -> TextReader:
     return read_text
 
 
-def _text_by_tokenizer(tokenizer: Tokenizer, cut: Truncation) -> TextReader:
-    frame = tokenizer.frame
+class TextTokens(NamedTuple):
+    """Encoded text.
 
+    sentence: its ids, and the first token of each word that is not truncated.   spans: offsets of each word.
+    begin: position of the first token of the text in ``sentence``.   tokens: offsets of each token that is not
+    truncated.   length: number of tokens without truncation.
+    """
+
+    sentence: Sentence
+    spans: list[Span]
+    begin: int
+    tokens: list[Span]
+    length: int
+
+
+def _text_by_tokenizer(tokenizer: Tokenizer, cut: Truncation) -> TextReader:
     def read_text(text: str) -> tuple[Sentence, list[Span]]:
-        parts = [match.span() for match in _WORD.finditer(text)]
-        spaced = " ".join(text[begin:end] for begin, end in parts)
-        ids, offsets, words = tokenizer.encode_words(spaced)
-        heads, spans = _words_of_tokens(spaced, offsets, words)
-        truncated = cut(ids, ROLE).tolist()
-        framed = cut.framed(frame.around(truncated))
-        places = [framed.begins[0] + head for head in heads if head < len(truncated)]
-        sentence = Sentence(np.array(framed.ids, np.int64), np.array(framed.types, np.int64), places)
-        return sentence, _moved(spans, parts)
+        read = tokens_of_text(tokenizer, cut, text)
+        return read.sentence, read.spans
 
     return read_text
+
+
+def tokens_of_text(tokenizer: Tokenizer, cut: Truncation, text: str) -> TextTokens:
+    """Encode a text that is not split into words, as ``text_reader`` says."""
+    parts = [match.span() for match in _WORD.finditer(text)]
+    spaced = " ".join(text[begin:end] for begin, end in parts)
+    ids, offsets, words = tokenizer.encode_words(spaced)
+    heads, spans = _words_of_tokens(spaced, offsets, words)
+    truncated = cut(ids, ROLE).tolist()
+    framed = cut.framed(tokenizer.frame.around(truncated))
+    places = [framed.begins[0] + head for head in heads if head < len(truncated)]
+    sentence = Sentence(np.array(framed.ids, np.int64), np.array(framed.types, np.int64), places)
+    stripped = [_stripped(spaced, span) for span in offsets[: len(truncated)]]
+    return TextTokens(sentence, _moved(spans, parts), framed.begins[0], _moved(stripped, parts), len(ids))
+
+
+def _stripped(text: str, span: Span) -> Span:
+    """Return ``span`` without the white space around it."""
+    piece = text[slice(*span)]
+    begin = span[0] + len(piece) - len(piece.lstrip())
+    return begin, begin + len(piece.strip())
 
 
 def _moved(spans: Sequence[Span], parts: Sequence[Span]) -> list[Span]:

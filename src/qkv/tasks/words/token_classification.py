@@ -21,6 +21,7 @@ from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec.heads import CRFHead
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
@@ -41,7 +42,17 @@ from qkv.tasks.words.entities import (
     marks_entities,
     text_entities,
 )
-from qkv.tasks.words.sentences import ROLE, WORDS, Sentence, Span, reader, text_reader
+from qkv.tasks.words.entity_groups import TokenTags, entity_groups
+from qkv.tasks.words.sentences import (
+    ROLE,
+    WORDS,
+    Sentence,
+    Span,
+    TextTokens,
+    reader,
+    text_reader,
+    tokens_of_text,
+)
 from qkv.tasks.words.tag_baseline import Baselines, too_large
 
 _AT_ONCE = 64
@@ -63,6 +74,7 @@ class TokenClassificationTask(ExampleTask):
     loss_unit = "nats a word"
     evaluates = True
     asks = ("words",)
+    finds_entities = True
     metric = "f1"
     automatic = Defaults(("words",), best="f1", words=True, head=CRFHead(dropout=0.3), epochs=8)
     roles = (
@@ -200,6 +212,32 @@ class TokenClassificationTask(ExampleTask):
                 tags = [vocabulary.labels[row[head]] for head in sentence.heads]
                 answers.append(_answer(each, spans, tags, vocabulary.labels))
         return answers
+
+    def grouped(
+        self, model: Transformer, vocabulary: Vocabulary, recipe: Recipe, texts: Sequence[str], grouping: str
+    ) -> list[dict[str, Any]]:
+        """Find the entities of texts with their scores; ``grouping``: see ``qkv.tasks.words.entity_groups``."""
+        cut, answers = self.reader(recipe, vocabulary), list[dict[str, Any]]()
+        for begin in range(0, len(texts), _AT_ONCE):
+            some = texts[begin : begin + _AT_ONCE]
+            read = [tokens_of_text(vocabulary.tokenizer, cut, text) for text in some]
+            rows = [TaggedSentence(*each.sentence[:2], _at([], len(each.sentence.values))) for each in read]
+            with torch.inference_mode(), evaluating(model):
+                chances = at_least_single(_logits(model, _collated(rows).to(model.device))).softmax(-1).cpu().numpy()
+            for text, each, row in zip(some, read, chances, strict=True):
+                groups = entity_groups(text, _token_tags(each, row), vocabulary.labels, grouping)
+                answers.append({"answer": marked_text(text, groups), "entities": groups} | cut.note(each.length, ROLE))
+        return answers
+
+
+def _token_tags(read: TextTokens, chances: np.ndarray) -> TokenTags:
+    """Return the tokens of a text that belong to words, with their rows of ``chances`` (N, C)."""
+    heads = [head - read.begin for head in read.sentence.heads]
+    words = np.searchsorted(heads, np.arange(len(read.tokens)), side="right") - 1
+    inside = [i for i, (begin, end) in enumerate(read.tokens) if words[i] >= 0 and end > begin]
+    return TokenTags(
+        [read.tokens[i] for i in inside], [int(words[i]) for i in inside], chances[[read.begin + i for i in inside]]
+    )
 
 
 def _all_tags(records: Records) -> list[str]:

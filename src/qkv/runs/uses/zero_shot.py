@@ -46,27 +46,26 @@ class ZeroShot:
         """Build the inputs for one text: the text and the hypothesis of each label."""
         return [{"text": text, "pair": self.hypothesis.replace("{}", label)} for label in self.labels]
 
-
-def predict_labels(run: Run, rows: Sequence[Mapping[str, Any]], choice: ZeroShot) -> list[dict[str, Any]]:
-    """Classify the texts of ``rows`` into the labels of ``choice`` by entailment; return the answer of each row, its
-    probability and those of all labels. Raises ``UserError`` for a model that judges no entailment, and for rows that
-    have more than a text.
-    """
-    entailment, contradiction = inference_classes(run)
-    extra = next((name for row in rows for name in row if name != "text"), None)
-    if extra is not None:
-        raise UserError(f"zero-shot labels are for single texts; leave the input {extra!r} out")
-    task = task_of(run)
-    assert isinstance(task, PooledTask)
-    pairs = [pair for row in rows for pair in choice.pairs(row["text"])]
-    logits, notes = task.scored(run.model, run.vocabulary, run.recipe, pairs)
-    logits = logits.double().view(len(rows), len(choice.labels), -1)
-    if choice.multi_label:
-        chances = logits[..., [contradiction, entailment]].softmax(-1)[..., 1]
-    else:
-        chances = logits[..., entailment].softmax(-1)
-    answers = [_answer(choice.labels, each) for each in chances]
-    return [answer | notes[i * len(choice.labels)] for i, answer in enumerate(answers)]
+    def predict(self, run: Run, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Classify the texts of ``rows`` into the labels by entailment; return the answer of each row, its probability
+        and those of all labels. Raises ``UserError`` for a model that judges no entailment, and for rows that have
+        more than a text.
+        """
+        entailment, contradiction = inference_classes(run)
+        extra = next((name for row in rows for name in row if name != "text"), None)
+        if extra is not None:
+            raise UserError(f"zero-shot labels are for single texts; leave the input {extra!r} out")
+        task = task_of(run)
+        assert isinstance(task, PooledTask)
+        pairs = [pair for row in rows for pair in self.pairs(row["text"])]
+        logits, notes = task.scored(run.model, run.vocabulary, run.recipe, pairs)
+        logits = logits.double().view(len(rows), len(self.labels), -1)
+        if self.multi_label:
+            chances = logits[..., [contradiction, entailment]].softmax(-1)[..., 1]
+        else:
+            chances = logits[..., entailment].softmax(-1)
+        answers = [_answer(self.labels, each) for each in chances]
+        return [answer | notes[i * len(self.labels)] for i, answer in enumerate(answers)]
 
 
 def _answer(labels: Sequence[str], chances: Tensor) -> dict[str, Any]:
