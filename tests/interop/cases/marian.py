@@ -42,6 +42,24 @@ class FSMTForConditionalGeneration(transformers.FSMTForConditionalGeneration):
             stack.embed_positions.weight.requires_grad = False
 
 
+class Moved:
+    """With position vectors other than the sinusoids, which that library writes, and reads as they are."""
+
+    def __init__(self, config: Any):
+        super().__init__(config)
+        for table in (self.model.encoder.embed_positions.weight, self.model.decoder.embed_positions.weight):  # type: ignore[attr-defined]
+            table.data += torch.linspace(-1, 1, table.shape[1])
+
+
+class MovedPegasus(Moved, PegasusForConditionalGeneration):
+    """Without noise in the tables, which have no gradients."""
+
+
+class MovedFSMT(Moved, FSMTForConditionalGeneration):
+    """Likewise."""
+
+
+MovedPegasus.__name__, MovedFSMT.__name__ = "PegasusForConditionalGeneration", "FSMTForConditionalGeneration"
 SINUSOIDS = ("embed_positions.weight",)
 
 
@@ -71,9 +89,11 @@ CASES = (
         PegasusConfig(**translator(scale_embedding=True)),
         computed=SINUSOIDS,
     ),
+    Case("pegasus-own-positions", MovedPegasus, PegasusConfig(**translator())),
     Case("m2m100", M2M100ForConditionalGeneration, M2M100Config(**translator(d_model=33, activation_function="gelu"))),
     Case("m2m100-padded-by-3", M2M100ForConditionalGeneration, M2M100Config(**translator(pad_token_id=3)), steps=6),
     Case("fsmt", FSMTForConditionalGeneration, fsmt(encoder_attention_heads=5), steps=16, computed=SINUSOIDS),
+    Case("fsmt-own-positions", MovedFSMT, fsmt(pad_token_id=3), steps=6),
     Case(
         "blenderbot", BlenderbotForConditionalGeneration, BlenderbotConfig(**translator(encoder_no_repeat_ngram_size=0))
     ),

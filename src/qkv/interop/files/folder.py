@@ -159,4 +159,5 @@ def _is_whole(tensor: Tensor) -> bool:
 
 def held_by(tensors: Mapping[str, Stored]) -> Held:
     """Return number, total elements and names of the stored tensors, which limit the sizes in a config."""
-    return Held(len(tensors), sum(tensor.numbers for tensor in tensors.values()), frozenset(tensors))
+    numbers = sum(tensor.numbers for tensor in tensors.values())
+    return Held(len(tensors), numbers, frozenset(tensors), lambda name: tensors[name].read())

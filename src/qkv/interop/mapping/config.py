@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from qkv.spec.base import LARGEST
 from qkv.spec.model import MOST_LAYERS
@@ -15,12 +17,13 @@ from qkv.system.errors import UserError, closest, nearest, quoted
 class Held(NamedTuple):
     """Contents of the weight files beside a config: number of tensors, total number of elements, names of tensors.
 
-    The numbers are upper bounds of the sizes in the config.
+    The numbers are upper bounds of the sizes in the config. ``read``: function from a name to the tensor.
     """
 
     tensors: int
     numbers: int
     names: frozenset[str] = frozenset()
+    read: Callable[[str], Tensor] | None = None
 
 
 class Config:
@@ -71,6 +74,10 @@ class Config:
     def beside(self, name: str) -> bool:
         """Return True if the weight files beside the config contain a tensor with this name."""
         return self.held is not None and name in self.held.names
+
+    def stored(self, name: str) -> Tensor | None:
+        """Read the tensor with this name from the weight files beside the config; None if they lack it."""
+        return self.held.read(name) if self.held and self.held.read and name in self.held.names else None
 
     def size(self, key: str, default: int | None = None) -> int:
         """Return the value of the key as a number of features, heads or table rows.

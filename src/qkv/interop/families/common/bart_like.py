@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import torch
+
 from qkv.interop.families.common.activations import INWARD, OUTWARD
 from qkv.interop.families.common.heads import language_model, pooled_head, problem_keys, written_back
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import COPIED, PAIR, QKV
 from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule
+from qkv.layers.positions import Sinusoidal as SinusoidalTable
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead
 from qkv.spec.masks import Full
@@ -24,6 +27,9 @@ from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import LayerNorm, Learned, NoNorm, Norm, Positions, Sinusoidal
 
 TABLE = "model.shared.weight"
+_POSITIONS = tuple(f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder"))
+_STATIC = "static_position_embeddings"
+"""Config key of early models: False if position vectors are learned."""
 _SOURCE, _TARGET = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
 
 
@@ -62,7 +68,8 @@ class BartLike:
     the decoder adds positions after that norm, and does not scale embeddings.
 
     tables: function from a config to its token tables; keys: function from a spec to the config keys of its token
-    tables. alone: True for a family without encoder.
+    tables. alone: True for a family without encoder. stored: files contain the table of the sinusoids; the library
+    reads it, whatever its values are.
     """
 
     order: Literal["pre", "post"]
@@ -73,13 +80,14 @@ class BartLike:
     tables: Callable[[Config], Tables] = one_table
     keys: Callable[[Model], dict[str, Any]] = vocabulary
     alone: bool = False
+    stored: bool = False
 
     def spec(self, config: Config, head: Head) -> Model:
         """Build the spec of a config: D = d_model.
 
         Encoder and decoder have separate numbers of layers, heads and feed-forward features.
         """
-        positions, tables = self.positions(config), self.tables(config)
+        positions, tables = self._positions(config), self.tables(config)
         dropout, length = config.number("dropout", 0.1), config.size("max_position_embeddings", 1024)
         text = Text(
             vocab_size=tables.target,
@@ -101,6 +109,14 @@ class BartLike:
             init_std=config.number("init_std", 0.02),
             **stack,
         )
+
+    def _positions(self, config: Config) -> Positions:
+        """Return the family's positions, or learned ones if the config or a stored table says that they differ."""
+        positions = self.positions(config)
+        if not isinstance(positions, Sinusoidal) or not self.stored:
+            return positions
+        static = config.flag(_STATIC, True) and all(_is_sinusoid(config, positions, name) for name in _POSITIONS)
+        return positions if static else Learned(offset=positions.offset)
 
     def _encoder(self, config: Config, source: Text, shared: bool, stack: Mapping[str, Any]) -> Encoder:
         read, think = _branches(config, "encoder", reads=False)
@@ -138,6 +154,7 @@ class BartLike:
             "activation_dropout": think.dropout,
             "init_std": spec.init_std,
             "forced_eos_token_id": None,
+            **({_STATIC: False} if self.stored and isinstance(text.positions, Learned) else {}),
             **source,
             **self.keys(spec),
         }
@@ -158,6 +175,18 @@ def _source_keys(spec: Model) -> dict[str, Any] | None:
         "encoder_ffn_dim": think.hidden_at(spec.width),
         "is_encoder_decoder": True,
     }
+
+
+def _is_sinusoid(config: Config, part: Sinusoidal, name: str) -> bool:
+    """Return True unless the files contain a position table ``name`` whose values differ from the sinusoids."""
+    table = config.stored(name)
+    if table is None:
+        table = config.stored(name.removeprefix("model."))
+    if table is None or table.dim() != 2 or len(table) <= part.offset:
+        return True
+    computed = SinusoidalTable(part, *table.shape)(torch.arange(len(table) - part.offset))
+    rounding = max(1e-3, 2 * torch.finfo(table.dtype).eps)
+    return torch.allclose(table[part.offset :].float(), computed, rtol=0, atol=rounding)
 
 
 def _decodes_alone(config: Config) -> bool:
@@ -203,7 +232,7 @@ def after_padding(config: Config) -> Positions:
 def padding_key(spec: Model) -> dict[str, Any]:
     """Return the id of the padding token, which determines the first position; inverse of ``after_padding``."""
     match spec.frontend:
-        case Text(positions=Sinusoidal(offset=offset)) if offset:
+        case Text(positions=Sinusoidal(offset=offset) | Learned(offset=offset)) if offset:
             return {**vocabulary(spec), "pad_token_id": offset - 1}
         case _:
             return vocabulary(spec)

@@ -53,7 +53,7 @@ FSMT = bart_like.family(
         "FSMTForConditionalGeneration": language_model(tied=False, theirs="model.decoder.output_projection.weight"),
         "FSMTModel": language_model(tied=False, theirs="model.decoder.output_projection.weight"),
     },
-    bart_like.BartLike("post", NoNorm(), bart_like.after_padding, tables=_tables, keys=_keys),
+    bart_like.BartLike("post", NoNorm(), bart_like.after_padding, tables=_tables, keys=_keys, stored=True),
     _BOTH,
     names=_NAMES,
     ignored_config={**bart_like.IGNORED_CONFIG, "langs": "languages of the tokenizer"},

@@ -58,7 +58,7 @@ MARIAN = bart_like.family(
     "Marian",
     "marian",
     {"MarianMTModel": _WORDS, "MarianModel": body(bart_like.TABLE), "MarianForCausalLM": bart_like.alone()},
-    bart_like.BartLike("post", NoNorm(), bart_like.halves, tables=_tables, keys=_keys),
+    bart_like.BartLike("post", NoNorm(), bart_like.halves, tables=_tables, keys=_keys, stored=True),
     {"vocab_size": 58101},
 )
 

@@ -15,7 +15,7 @@ PEGASUS = bart_like.family(
         "PegasusModel": body(bart_like.TABLE),
         "PegasusForCausalLM": bart_like.alone(),
     },
-    bart_like.BartLike("pre", LayerNorm(), bart_like.halves),
+    bart_like.BartLike("pre", LayerNorm(), bart_like.halves, stored=True),
     {},
 )
 
