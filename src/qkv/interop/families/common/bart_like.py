@@ -19,6 +19,7 @@ from qkv.interop.mapping.conversions import COPIED, PAIR, QKV
 from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule
 from qkv.layers.positions import Sinusoidal as SinusoidalTable
+from qkv.ops.at_least_single import at_least_single
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead
 from qkv.spec.masks import Full
@@ -184,9 +185,9 @@ def _is_sinusoid(config: Config, part: Sinusoidal, name: str) -> bool:
         table = config.stored(name.removeprefix("model."))
     if table is None or table.dim() != 2 or len(table) <= part.offset:
         return True
-    computed = SinusoidalTable(part, *table.shape)(torch.arange(len(table) - part.offset))
+    computed = SinusoidalTable(part, *table.shape)(torch.arange(len(table) - part.offset), table.dtype)
     rounding = max(1e-3, 2 * torch.finfo(table.dtype).eps)
-    return torch.allclose(table[part.offset :].float(), computed, rtol=0, atol=rounding)
+    return torch.allclose(at_least_single(table[part.offset :]), computed, rtol=0, atol=rounding)
 
 
 def _decodes_alone(config: Config) -> bool:
