@@ -183,7 +183,7 @@ def _is_sinusoid(config: Config, part: Sinusoidal, name: str) -> bool:
     table = config.stored(name)
     if table is None:
         table = config.stored(name.removeprefix("model."))
-    if table is None or table.dim() != 2 or len(table) <= part.offset:
+    if table is None or not table.is_floating_point() or table.dim() != 2 or len(table) <= part.offset:
         return True
     computed = SinusoidalTable(part, *table.shape)(torch.arange(len(table) - part.offset), table.dtype)
     rounding = max(1e-3, 2 * torch.finfo(table.dtype).eps)
