@@ -22,8 +22,8 @@ from qkv.interop.files.safetensors_file import Entry, in_place
 from qkv.interop.files.slices import with_slices
 from qkv.interop.images import read_processor, sized_for
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.family import Family, ignored_keys, named_as_now, read_spec, without_prefix
-from qkv.interop.mapping.names import Match, matches, reason_for
+from qkv.interop.mapping.family import Architecture, Family, ignored_keys, named_as_now, read_spec, without_prefix
+from qkv.interop.mapping.names import Match, Reasons, matches, reason_for
 from qkv.interop.mapping.narrow import convert_inward, narrow_of
 from qkv.interop.registry import choose
 from qkv.interop.writing import answering, beginning, going_on, unused_settings
@@ -200,7 +200,7 @@ def fill(
     differs from the config's.
     """
     entry = family.architectures[architecture]
-    rows, reasons = family.rows(architecture), {**family.ignored, **entry.ignored, **entry.kept, **entry.zeros}
+    rows, reasons = family.rows(architecture), _reasons(family, entry)
     if family.prefix and not any(name.startswith(family.prefix) for name in stored):
         rows = without_prefix(family, rows)
         reasons = {name.removeprefix(family.prefix): reason for name, reason in reasons.items()}
@@ -211,6 +211,7 @@ def fill(
     first, tied = _shared(model, pairs)
     ignored = _ignored(stored, first, tied, reasons, source)
     _check_zeros(entry.zeros, stored, source)
+    _check_same({name: entry.same[name] for name, _ in ignored if name in entry.same}, stored, source)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     for match in first:
         _check(match, shapes[match.ours], stored, source)
@@ -225,6 +226,12 @@ def fill(
         hold_packed(model, name, places[name], matrix)
     _check_tied(model, (wide, tied), stored, dtype, source)
     return ignored
+
+
+def _reasons(family: Family, entry: Architecture) -> Reasons:
+    """Return the tensors of an architecture that are not loaded, with the reasons."""
+    same = {name: f"the same as {first}" for name, first in entry.same.items()}
+    return {**same, **family.ignored, **entry.ignored, **entry.kept, **entry.zeros}
 
 
 def _packed(
@@ -336,6 +343,19 @@ def _check_zeros(zeros: Mapping[str, str], stored: Mapping[str, Stored], source:
             )
 
 
+def _check_same(same: Mapping[str, str], stored: Mapping[str, Stored], source: Origin) -> None:
+    for name, first in same.items():
+        if not torch.equal(stored[name].read(), stored[first].read()):
+            raise _differing(name, first, source)
+
+
+def _differing(name: str, first: str, source: Origin) -> UserError:
+    return UserError(
+        f"{source}: {source.stored_name(name)!r} and {source.stored_name(first)!r} are one shared tensor in qkv's "
+        "model of this config, but their values differ"
+    )
+
+
 def _check_tied(
     model: nn.Module,
     rules: tuple[Sequence[Match], Sequence[Match]],
@@ -353,11 +373,7 @@ def _check_tied(
         owner = next(other.theirs[0] for other in first if tensors[other.ours] is tensors[match.ours])
         for name, part in zip(match.theirs, match.way.outward(tensors[match.ours].detach(), match.cut), strict=True):
             if name in stored and not torch.equal(_cast(stored[name].read(), dtype), part):
-                raise UserError(
-                    f"{source}: {source.stored_name(name)!r} and {source.stored_name(owner)!r} are one shared "
-                    "tensor in qkv's model of "
-                    "this config, but their values differ"
-                )
+                raise _differing(name, owner, source)
 
 
 def _read(match: Match, shape: torch.Size, stored: Mapping[str, Stored], dtype: torch.dtype | None) -> Tensor:

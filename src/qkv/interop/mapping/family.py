@@ -39,6 +39,8 @@ class Architecture:
     """Tensors that are not loaded but written back unchanged by an export, with the reason."""
     zeros: Reasons = field(default_factory=dict)
     """Tensors that are ignored if they are all zero, and refused otherwise; with what qkv supports."""
+    same: Mapping[str, str] = field(default_factory=dict)
+    """Second names of a tensor -> its first name: ignored if the values are equal, and refused otherwise."""
     bare: bool = False
     """True for a model without a head: its tensor names lack the body's prefix."""
     typical: Mapping[str, Any] = field(default_factory=dict)

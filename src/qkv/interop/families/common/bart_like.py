@@ -10,16 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-import torch
-
 from qkv.interop.families.common.activations import INWARD, OUTWARD
 from qkv.interop.families.common.heads import language_model, pooled_head, problem_keys, written_back
+from qkv.interop.families.common.sinusoids import is_sinusoid
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import COPIED, PAIR, QKV
 from qkv.interop.mapping.family import Architecture, Family
 from qkv.interop.mapping.names import NameRule
-from qkv.layers.positions import Sinusoidal as SinusoidalTable
-from qkv.ops.at_least_single import at_least_single
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead
 from qkv.spec.masks import Full
@@ -116,7 +113,7 @@ class BartLike:
         positions = self.positions(config)
         if not isinstance(positions, Sinusoidal) or not self.stored:
             return positions
-        static = config.flag(_STATIC, True) and all(_is_sinusoid(config, positions, name) for name in _POSITIONS)
+        static = config.flag(_STATIC, True) and all(is_sinusoid(config, positions, name) for name in _POSITIONS)
         return positions if static else Learned(offset=positions.offset)
 
     def _encoder(self, config: Config, source: Text, shared: bool, stack: Mapping[str, Any]) -> Encoder:
@@ -176,18 +173,6 @@ def _source_keys(spec: Model) -> dict[str, Any] | None:
         "encoder_ffn_dim": think.hidden_at(spec.width),
         "is_encoder_decoder": True,
     }
-
-
-def _is_sinusoid(config: Config, part: Sinusoidal, name: str) -> bool:
-    """Return True unless the files contain a position table ``name`` whose values differ from the sinusoids."""
-    table = config.stored(name)
-    if table is None:
-        table = config.stored(name.removeprefix("model."))
-    if table is None or not table.is_floating_point() or table.dim() != 2 or len(table) <= part.offset:
-        return True
-    computed = SinusoidalTable(part, *table.shape)(torch.arange(len(table) - part.offset), table.dtype)
-    rounding = max(1e-3, 2 * torch.finfo(table.dtype).eps)
-    return torch.allclose(at_least_single(table[part.offset :]), computed, rtol=0, atol=rounding)
 
 
 def _decodes_alone(config: Config) -> bool:

@@ -103,23 +103,32 @@ def biased(layer: str, bias: str | None = None) -> Architecture:
     again, names = f"{layer}.bias", {"head.weight": f"{layer}.weight", "head.bias": bias or f"{layer}.bias"}
     rows = tuple(NameRule(*pair) for pair in names.items())
     untied = [NameRule("head.bias", (again, bias), COPIED, lambda spec: not spec.tied)] if bias else []
-    ignored = {again: f"the same as {bias}"} if bias else {}
     return Architecture(
         lambda config: LanguageModelHead(tied=config.flag("tie_word_embeddings", True), bias=True),
         write,
         (*untied, *rows),
-        ignored,
+        same={again: bias} if bias else {},
     )
 
 
-def body(theirs: str, ignored: Reasons | None = None, kept: Reasons | None = None) -> Architecture:
+def body(
+    theirs: str, ignored: Reasons | None = None, kept: Reasons | None = None, same: Mapping[str, str] | None = None
+) -> Architecture:
     """Build an architecture without a head, whose outputs are vectors; qkv's model has a tied language-model head.
 
     ``theirs``: published name of the token table. ``kept``: unused tensors of its files, such as a pooler, that an
-    export writes back unchanged.
+    export writes back unchanged. ``same``: second names of its tensors, see ``Architecture``.
     """
-    rows, reasons = (NameRule("head.weight", theirs),), written_back(kept or {})
-    return Architecture(lambda config: LanguageModelHead(), _no_head, rows, ignored or {}, reasons, bare=True)
+    rows = (NameRule("head.weight", theirs),)
+    return Architecture(
+        lambda config: LanguageModelHead(),
+        _no_head,
+        rows,
+        ignored or {},
+        written_back(kept or {}),
+        same=same or {},
+        bare=True,
+    )
 
 
 def vectors(kept: Reasons | None = None) -> Architecture:
@@ -177,16 +186,18 @@ def masked(names: Mapping[str, str], fields: Fields = transform, ignored: Reason
     """Build an architecture with a masked language model head: logits = norm(φ(x W_t + b_t)) W^T + b.
 
     ``names``: name in qkv -> published name; ``fields``: function from the config to fields of the head. If W is not
-    the token table, b is stored as W's bias; its usual name exists too but is ignored.
+    the token table, b is stored as W's bias; its usual name exists too but is not used. If W is the table, both names
+    hold b.
     """
     rows = tuple(NameRule(*pair) for pair in names.items())
     both = names["head.weight"].removesuffix("weight") + "bias", names["head.bias"]
     untied = [NameRule("head.bias", both, COPIED, lambda spec: not spec.tied)] if both[0] != both[1] else []
+    same = dict([both]) if untied else {}
 
     def read(config: Config) -> Head:
         return LanguageModelHead(**{"tied": config.flag("tie_word_embeddings", True), "bias": True, **fields(config)})
 
-    return Architecture(read, _masked_keys, (*untied, *rows), ignored or {})
+    return Architecture(read, _masked_keys, (*untied, *rows), ignored or {}, same=same)
 
 
 def masked_or_causal(masked_name: str, causal_name: str, words: Architecture) -> dict[str, Architecture]:

@@ -205,7 +205,7 @@ _IGNORED_CONFIG = {
     "decoder_start_token_id": "read as start of the output",
     "tokenizer_class": "given by the tokenizer",
 }
-_ENCODER = body("shared.weight", ignored={"encoder.embed_tokens.weight": "the same as shared.weight"})
+_ENCODER = body("shared.weight", same={"encoder.embed_tokens.weight": "shared.weight"})
 
 _SYNONYMS = {
     "hidden_size": "d_model",

@@ -231,7 +231,6 @@ def architectures(
     unread = pooler(prefix)
     ignored_names = {
         **unread,
-        "cls.predictions.decoder.bias": "the same as cls.predictions.bias",
         "cls.seq_relationship.*": "next-sentence head, used in pretraining only",
     }
     words = masked(MASKED_NAMES, ignored=ignored_names)

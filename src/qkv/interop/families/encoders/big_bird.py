@@ -56,7 +56,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 _POOLER = {"bert.pooler.*": "part of the pooler, which this architecture does not use"}
 _WORDS = replace(
-    masked(bert.MASKED_NAMES, ignored={"cls.predictions.decoder.bias": "the same as cls.predictions.bias"}),
+    masked(bert.MASKED_NAMES),
     kept=written_back(_POOLER),
 )
 BIG_BIRD = Family(

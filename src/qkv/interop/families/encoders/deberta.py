@@ -66,7 +66,6 @@ FIRST_NAMES = (
 IGNORED = {
     "deberta.embeddings.position_ids": "constant position ids 0, 1, 2, …",
     "deberta.embeddings.position_embeddings.weight": "position vectors, unused if position_biased_input is false",
-    "cls.predictions.decoder.bias": "the same as cls.predictions.bias",
     **dict.fromkeys(("cls.predictions.*", "lm_predictions.*", "mask_predictions.*"), "pretraining heads"),
 }
 OTHER_FORM = {

@@ -182,9 +182,8 @@ def architectures(
     ``words`` and ``fields``: tensor names and fields of the masked language model head; ``unread``: tensors of the
     pooler, with the reason why heads without a pooler ignore them.
     """
-    again = {**unread, words["head.weight"].removesuffix("weight") + "bias": "the same as the head's bias"}
     return {
-        f"{stem}ForMaskedLM": masked(words, fields, again),
+        f"{stem}ForMaskedLM": masked(words, fields, unread),
         f"{stem}Model": heads.vectors(kept=unread),
         f"{stem}ForSequenceClassification": classification(
             next(iter(unread)).removesuffix(".*"), "classifier", keys=_RATE
@@ -205,7 +204,7 @@ ALBERT = Family(
         "AlbertForPreTraining": masked(
             _ALBERT_HEAD,
             narrow("embedding_size", 128),
-            {**_POOLER, **_ORDER, "predictions.decoder.bias": "the same as the head's bias"},
+            {**_POOLER, **_ORDER},
         ),
     },
     spec=_albert,

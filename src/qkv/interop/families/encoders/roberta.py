@@ -60,9 +60,8 @@ def architectures(stem: str, prefix: str) -> dict[str, Architecture]:
     ``prefix``: prefix of the body's tensor names.
     """
     unread = pooler(prefix)
-    again = {**unread, "lm_head.decoder.bias": "the same as lm_head.bias"}
     return {
-        **masked_or_causal(f"{stem}ForMaskedLM", f"{stem}ForCausalLM", masked(MASKED_NAMES, gelu_transform, again)),
+        **masked_or_causal(f"{stem}ForMaskedLM", f"{stem}ForCausalLM", masked(MASKED_NAMES, gelu_transform, unread)),
         f"{stem}Model": heads.body(f"{prefix}embeddings.word_embeddings.weight", kept=unread),
         f"{stem}ForSequenceClassification": classification(
             hidden="classifier.dense", output="classifier.out_proj", ignored=unread

@@ -12,6 +12,7 @@ from typing import Any
 from qkv.interop.families.common import heads
 from qkv.interop.families.common.heads import HeadKeys, classification, gelu_transform, masked, tagging
 from qkv.interop.families.common.shape import shape_of
+from qkv.interop.families.common.sinusoids import other_frequencies
 from qkv.interop.families.encoders import bert, pre_norm, roberta
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Architecture, Family
@@ -21,6 +22,7 @@ from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.parts import LayerNorm, Learned, NoNorm, NoPositions, NoRelative, Rope
+from qkv.system.errors import UserError
 
 _BODY = "esm."
 NAMES = (
@@ -30,7 +32,10 @@ NAMES = (
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of ESM: D = hidden_size; learned positions after ``pad_token_id``, or RoPE."""
+    """Build the spec of ESM: D = hidden_size; learned positions after ``pad_token_id``, or RoPE.
+
+    Raises ``UserError`` for stored frequencies other than those of RoPE.
+    """
     for key, only, meaning in (*_FIXED, ("is_folding_model", False, "the model, which would predict structures")):
         config.fixed(key, only, meaning)
     rotary, norm = config.word("position_embedding_type", "absolute", _ROTARY), LayerNorm(eps=_eps(config))
@@ -39,7 +44,7 @@ def spec(config: Config, head: Head) -> Model:
     model = bert.structure(config, head, reserved, 0, norm, feed_forward=feed_forward)
     (block,) = model.blocks
     attention, second = block.branches
-    relative = Rope(base=config.number("rope_theta", 10000.0)) if rotary else NoRelative()
+    relative = _rope(config) if rotary else NoRelative()
     mask_token = config.integer("mask_token_id") if config.flag("token_dropout", False) else None
     words = model.frontend.changed(
         positions=NoPositions() if rotary else Learned(offset=reserved),
@@ -49,6 +54,20 @@ def spec(config: Config, head: Head) -> Model:
     )
     block = block.changed(branches=(attention.changed(relative=relative), second), order="pre")
     return model.changed(blocks=(block,), norm=norm, frontend=words)
+
+
+_FREQUENCIES = "rotary_embeddings.inv_freq"
+
+
+def _rope(config: Config) -> Rope:
+    rope = Rope(base=config.number("rope_theta", 10000.0))
+    other = other_frequencies(config, rope, _FREQUENCIES)
+    if other is not None:
+        raise UserError(
+            f"{config.source}: the tensor {other!r} beside it differs from the frequencies of RoPE by more than "
+            "rounding; it needs: RoPE with stored frequencies"
+        )
+    return rope
 
 
 _ROTARY = {"absolute": False, "rotary": True}
@@ -129,7 +148,7 @@ ESM = Family(
     ignored={
         f"{_BODY}embeddings.position_ids": "constant position ids 0, 1, 2, …",
         f"{_BODY}embeddings.position_embeddings.weight": "unused with RoPE",
-        f"{_BODY}*rotary_embeddings.inv_freq": "computed from the config",
+        f"{_BODY}*{_FREQUENCIES}": "computed from the config",
     },
     ignored_config={
         **bert.IGNORED_CONFIG,

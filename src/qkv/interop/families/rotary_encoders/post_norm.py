@@ -124,11 +124,10 @@ _GATE_UP = NameRule(
     ("nomic_bert.encoder.layers.{layer}.mlp.fc12.*", "nomic_bert.encoder.layers.{layer}.mlp.fc11.*"),
     PAIR,
 )
-_AGAIN = {"cls.predictions.decoder.bias": "the same as cls.predictions.bias"}
 NOMIC = Family(
     name="Nomic BERT",
     model_types=("nomic_bert",),
-    architectures=_architectures("NomicBert", "nomic_bert.", masked(NOMIC_WORDS, ignored=_AGAIN)),
+    architectures=_architectures("NomicBert", "nomic_bert.", masked(NOMIC_WORDS)),
     spec=reader(_gate, bias=False),
     config=config,
     names=(*names("nomic_bert.", "emb_ln", "encoder.layers.{layer}", _NOMIC_PARTS), _GATE_UP),

@@ -21,6 +21,7 @@ from qkv.interop.families.common.heads import (
     tagging,
 )
 from qkv.interop.families.common.shape import shape_of
+from qkv.interop.families.common.sinusoids import is_sinusoid
 from qkv.interop.families.encoders import bert
 from qkv.interop.families.encoders.factorised import embedding_width, narrow, with_map
 from qkv.interop.mapping.config import Config
@@ -31,7 +32,8 @@ from qkv.interop.registry import register
 from qkv.spec.branches import Attention
 from qkv.spec.heads import ClassificationHead, Head, RegressionHead, VectorsHead
 from qkv.spec.model import Block, Model, Text
-from qkv.spec.parts import Learned, NoPositions, NoRelative, Rope
+from qkv.spec.parts import Learned, NoPositions, NoRelative, Rope, Sinusoidal
+from qkv.system.errors import UserError
 
 _BODY = "roformer."
 _JOINED = tuple(f"{_BODY}encoder.layer.{{layer}}.attention.self.{part}.*" for part in ("query", "key", "value"))
@@ -40,12 +42,21 @@ NAMES = (
     *bert.names(_BODY),
     NameRule("frontend.projection.*", f"{_BODY}embeddings_project.*"),
 )
-TABLE = {f"{_BODY}encoder.embed_positions.weight": "the sinusoids of RoPE, computed from the config"}
+_WAVES = f"{_BODY}encoder.embed_positions.weight"
+TABLE = {_WAVES: "the sinusoids of RoPE, computed from the config"}
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of RoFormer: like BERT, with RoPE of base 10,000 on whole heads."""
+    """Build the spec of RoFormer: like BERT, with RoPE of base 10,000 on whole heads.
+
+    Raises ``UserError`` for a stored table of other rotations.
+    """
     config.fixed("rotary_value", False, "the values, which would be rotated, too")
+    if not is_sinusoid(config, Sinusoidal(halves=True), _WAVES):
+        raise UserError(
+            f"{config.source}: the tensor {_WAVES!r} beside it differs from the sinusoids of RoPE; it needs: rotations "
+            "by a learned table of sines and cosines"
+        )
     model = bert.spec(config, VectorsHead())
     (block,) = model.blocks
     attention, *rest = block.branches
@@ -88,7 +99,6 @@ def _classes_keys(head: Head) -> dict[str, Any] | None:
 
 
 _ROWS = NameRule("head.hidden.*", "classifier.dense.*"), NameRule("head.output.*", "classifier.out_proj.*")
-_AGAIN = {"cls.predictions.decoder.bias": "the same as cls.predictions.bias"}
 _KEPT = heads.written_back(TABLE)
 
 
@@ -100,9 +110,7 @@ ROFORMER = Family(
     name="RoFormer",
     model_types=("roformer",),
     architectures={
-        **masked_or_causal(
-            "RoFormerForMaskedLM", "RoFormerForCausalLM", _keeping(masked(bert.MASKED_NAMES, _words, _AGAIN))
-        ),
+        **masked_or_causal("RoFormerForMaskedLM", "RoFormerForCausalLM", _keeping(masked(bert.MASKED_NAMES, _words))),
         "RoFormerModel": heads.vectors(kept=TABLE),
         "RoFormerForSequenceClassification": _keeping(Architecture(_classes, _classes_keys, _ROWS)),
         "RoFormerForTokenClassification": _keeping(tagging("classifier", keys=HeadKeys(dropout="hidden_dropout_prob"))),
