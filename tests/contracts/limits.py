@@ -31,6 +31,10 @@ LIMITS: dict[str, Limit] = {
         "a row of one segment: window attention",
         "mixers/test_continuous_memory.py::test_rows_of_one_segment_are_window_attention",
     ),
+    "convolved_feed_forward": Limit(
+        "a kernel that is 1 in its middle and 0 beside: a feed-forward network",
+        "mixers/test_grids.py::test_a_kernel_of_its_middle_alone_is_a_feed_forward_network",
+    ),
     "convolution": Limit(
         "torch's convolution of each document",
         "ops/test_convolution.py::test_two_sided_taps_equal_torch_s_convolution_of_each_document",
@@ -48,6 +52,10 @@ LIMITS: dict[str, Limit] = {
         "layers/test_feed_forward.py::test_feed_forward_equals_two_convolutions_of_width_one",
     ),
     "fixed_context": Limit("no limit: one pooled vector for all positions"),
+    "focal_modulation": Limit(
+        "gates of 0: a linear map of a linear map, of each position alone",
+        "mixers/test_grids.py::test_without_gates_focal_modulation_is_position_wise",
+    ),
     "gated_convolution": Limit(
         "torch's grouped convolution between two products",
         "mixers/test_gated_convolution.py::test_it_equals_torch_s_grouped_convolution_between_two_products",
@@ -141,6 +149,10 @@ LIMITS: dict[str, Limit] = {
     "random_mixing": Limit(
         "a lower triangular matrix: its causal form",
         "mixers/test_position_matrices.py::test_a_causal_form_is_the_full_one_with_a_lower_triangular_matrix",
+    ),
+    "reduced_attention": Limit(
+        "blocks that hold equal vectors: attention to one of each",
+        "mixers/test_grids.py::test_blocks_of_equal_vectors_are_read_as_one",
     ),
     "relative_attention": Limit(
         "the published layer",

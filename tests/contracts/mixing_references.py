@@ -107,6 +107,77 @@ def pooling(m: Any, x: Tensor) -> Tensor:
     return out
 
 
+def convolved(convolution: Any, row: list[Tensor]) -> list[Tensor]:
+    """Each feature by itself; where no position is, 0."""
+    taps, out = convolution.weight[:, 0], []
+    reach = taps.shape[1] // 2
+    for i in range(len(row)):
+        near = [j for j in range(i - reach, i + reach + 1) if j in range(len(row))]
+        bias = 0.0 if convolution.bias is None else convolution.bias
+        out.append(bias + sum(taps[:, j - i + reach] * row[j] for j in near))
+    return out
+
+
+@reference("convolved_feed_forward")
+def convolved_feed_forward(m: Any, x: Tensor) -> Tensor:
+    part, out = m.spec, torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        row = [*x[b]]
+        if part.place == "input":
+            row = [normed(v, m.norm, part.norm) for v in convolved(m.convolution, row)]
+        hidden = [affine(m.up, v) for v in row]
+        if part.place == "hidden":
+            hidden = convolved(m.convolution, hidden)
+        hidden = [activated(part.activation, h) for h in hidden]
+        if part.response_norm and hidden:
+            sums = [math.sqrt(float(sum(h[f] ** 2 for h in hidden))) for f in range(len(hidden[0]))]
+            share = torch.tensor([s / (sum(sums) / len(sums) + 1e-6) for s in sums], dtype=x.dtype)
+            hidden = [m.response * h * share + m.response_bias + h for h in hidden]
+        for i, h in enumerate(hidden):
+            out[b, i] = affine(m.down, h)
+    return out
+
+
+def gelu(x: Tensor) -> Tensor:
+    return activated("gelu", x)
+
+
+@reference("focal_modulation")
+def focal_modulation(m: Any, x: Tensor) -> Tensor:
+    width, out = x.shape[2], torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        rows = [affine(m.input, v) for v in x[b]]
+        level, totals = [v[width : 2 * width] for v in rows], [torch.zeros_like(v) for v in x[b]]
+        for number, taps in enumerate(m.levels):
+            level = [gelu(v) for v in convolved(taps, level)]
+            totals = [total + v[2 * width + number] * c for total, v, c in zip(totals, rows, level, strict=True)]
+        for i, v in enumerate(rows):
+            total = totals[i] + v[-1] * gelu(sum(level) / len(level))
+            total = total / (m.spec.levels + 1) if m.spec.mean else total
+            out[b, i] = affine(m.output, normed(v[:width] * affine(m.context, total), m.norm, m.spec.norm))
+    return out
+
+
+@reference("reduced_attention")
+def reduced_attention(m: Any, x: Tensor) -> Tensor:
+    part, dk, count = m.spec, m.spec.head_width(x.shape[2]), x.shape[1]
+    out, size, r = torch.zeros_like(x), m.spec.num_heads * m.spec.head_width(x.shape[2]), m.spec.ratio
+    for b in range(x.shape[0]):
+        blocks = []
+        for first in range(0, count - r + 1, r):
+            total = m.reduction.bias + sum(m.reduction.weight[:, :, t] @ x[b, first + t] for t in range(r))
+            blocks.append(affine(m.key_value, normed(total, m.norm, part.norm)).split(size))
+        for i in range(count):
+            query, heads = affine(m.query, x[b, i]), []
+            for h in range(part.num_heads):
+                cut = slice(h * dk, (h + 1) * dk)
+                raw = [math.exp(float(query[cut] @ k[cut]) / math.sqrt(dk)) for k, _ in blocks]
+                mean = [w / sum(raw) * v[cut] for w, (_, v) in zip(raw, blocks, strict=True)]
+                heads.append(sum(mean, torch.zeros(dk, dtype=x.dtype)))
+            out[b, i] = affine(m.output, torch.cat(heads))
+    return out
+
+
 @reference("window_attention")
 def window_attention(m: Any, x: Tensor) -> Tensor:
     part, dk, count = m.spec, m.spec.head_width(x.shape[2]), x.shape[1]

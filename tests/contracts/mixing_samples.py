@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from qkv.spec.branches import Branch
+from qkv.spec.mixers.grids.convolved import ConvolvedFeedForward
+from qkv.spec.mixers.grids.focal import FocalModulation
+from qkv.spec.mixers.grids.reduced import ReducedAttention
 from qkv.spec.mixers.grids.windows import MappedBias, NoWindowBias, WindowAttention
 from qkv.spec.mixers.linformer import Linformer
 from qkv.spec.mixers.neighbours import MONet, Pooling, SpatialShift
 from qkv.spec.mixers.position_matrices import GMLP, RandomMixing, TokenMLP
-from qkv.spec.parts import NoNorm, RMSNorm
+from qkv.spec.parts import LayerNorm, NoNorm, RMSNorm
 
 MIXING_SAMPLES: dict[str, tuple[Branch, ...]] = {
     "gmlp": (
@@ -42,6 +45,13 @@ MIXING_TWO_WAY: tuple[Branch, ...] = (
     Pooling(size=4),
     MONet(),
     MONet(hidden=7, rank=3, norm=NoNorm()),
+    ConvolvedFeedForward(hidden=5),
+    ConvolvedFeedForward(hidden=6, size=5, place="input", norm=RMSNorm(), activation="silu"),
+    ConvolvedFeedForward(hidden=5, place="input", response_norm=True),
+    FocalModulation(),
+    FocalModulation(levels=1, window=5, mean=True, norm=LayerNorm()),
+    ReducedAttention(num_heads=2),
+    ReducedAttention(num_heads=1, ratio=3, bias=False, head_dim=5, norm=NoNorm()),
     WindowAttention(num_heads=2, window=4),
     WindowAttention(num_heads=2, window=3, shift=1, bias=False, head_dim=3),
     WindowAttention(num_heads=1, window=4, shift=2, relative=NoWindowBias()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from qkv.layers.context import Context
+from qkv.layers.context import Context, PositionGrid
 from qkv.layers.norms import build_norm
 from qkv.layers.signal import Signal
 from qkv.models.build import build
@@ -94,6 +95,7 @@ def test_branches(part: Branch) -> None:
 @pytest.mark.parametrize("kind", Norm.kinds())
 def test_norms(kind: str) -> None:
     x, context = torch.ones(2, 3, 6, dtype=torch.float64, requires_grad=True), Context(torch.arange(3)[None])
+    context = replace(context, grid=PositionGrid((1, 3)))
     for part in (Norm.kinds()[kind](), *([RMSNorm(zero_centred=True)] if kind == "rms_norm" else [])):
         norm = build_norm(part, 6).double()
         watched(lambda norm=norm: norm(x, context).sum().backward())

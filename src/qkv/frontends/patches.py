@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from qkv.frontends.placed import PlacedFrontend, check_pixels
 from qkv.layers.context import Context, PositionGrid
@@ -52,7 +51,8 @@ class PatchFrontend(PlacedFrontend):
         channels = (part.channels, *part.stem)
         self.stem = nn.ModuleList(_Stage(a, b) for a, b in pairwise(channels))
         vector_width = part.vector_width(width)
-        self.map = nn.Conv2d(channels[-1], vector_width, part.patch, stride=part.patch, bias=part.bias)
+        step = part.stride or part.patch
+        self.map = nn.Conv2d(channels[-1], vector_width, part.patch, step, part.padding, bias=part.bias)
         self.first = nn.Parameter(torch.zeros(vector_width)) if part.class_token else None
         self.extra = nn.Parameter(torch.zeros(part.extra_tokens, vector_width)) if part.extra_tokens else None
         self.registers = nn.Parameter(torch.zeros(part.registers, width)) if part.registers else None
@@ -102,7 +102,7 @@ class PatchFrontend(PlacedFrontend):
             pixels = pixels.clone(memory_format=torch.channels_last)
         for stage in self.stem:
             pixels = stage(pixels)
-        x = F.conv2d(pixels, self.map.weight, self.map.bias, self.part.patch).flatten(2).mT
+        x = self.map(pixels).flatten(2).mT
         leading = [token.view(-1, x.shape[2]) for token in (self.first, self.extra) if token is not None]
         if leading:
             x = torch.cat((*(token.to(x.dtype).expand(x.shape[0], -1, -1) for token in leading), x), 1)

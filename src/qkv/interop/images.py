@@ -26,6 +26,10 @@ class _Kind(NamedTuple):
 
     square: True if an integer ``size`` is the length of both sides, False if it is the length of the shorter side.
     rounded: True if resized pixels are rounded to bytes.
+    share: share of the resized shorter side that is cropped, the default of ``crop_pct``; None: resized to ``size``.
+    whole: least side of images that are resized to a square without a crop; smaller crops have ``size`` itself
+    (ConvNeXt). None: crops have their own size.
+    fits: True if images are shrunk to fit into ``size``, with a black border (Donut).
     """
 
     size: dict[str, int]
@@ -35,6 +39,9 @@ class _Kind(NamedTuple):
     deviation: tuple[float, ...] = _HALF
     square: bool = True
     rounded: bool = True
+    share: float | None = None
+    whole: int | None = None
+    fits: bool = False
 
 
 _KINDS = {
@@ -44,6 +51,11 @@ _KINDS = {
     "Siglip": _Kind({"height": 224, "width": 224}, 3),
     "CLIP": _Kind({"shortest_edge": 224}, 3, 224, *_CLIP, square=False),
     "Beit": _Kind({"height": 224, "width": 224}, 3),
+    "Segformer": _Kind({"height": 512, "width": 512}, 2, None, *_IMAGENET),
+    "Pvt": _Kind({"height": 224, "width": 224}, 3, None, *_IMAGENET),
+    "PoolFormer": _Kind({"shortest_edge": 224}, 3, 224, *_IMAGENET, square=False, share=0.9),
+    "ConvNext": _Kind({"shortest_edge": 384}, 3, square=False, share=224 / 256, whole=384),
+    "Donut": _Kind({"height": 2560, "width": 1920}, 2, fits=True),
     "DINOv3ViT": _Kind({"height": 224, "width": 224}, 2, None, *_IMAGENET, rounded=False),
 }
 _ENDINGS = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
@@ -106,7 +118,10 @@ def _images(config: Config, kind: _Kind, channels: int) -> Images:
     ):
         config.asked.add(key)
     config.fixed("do_resize", True, "the size of the images")
-    config.fixed("do_pad", False, "the size of the images")
+    config.fixed("do_pad", kind.fits, "the size of the images")
+    if kind.fits:
+        config.fixed("do_thumbnail", True, "the size of the images")
+        config.fixed("do_align_long_axis", False, "the direction of the images")
     config.fixed("pad_size", None, "the size of the images")
     mean, deviation = _standard(config, kind, channels)
     filtered = config.integer("resample", kind.resample)
@@ -163,7 +178,11 @@ def _sizes(config: Config, kind: _Kind) -> dict[str, Any]:
     Images are resized, then cropped around the centre if the config has a crop.
     """
     size = _size(config, "size", kind.size, kind.square)
+    if kind.share is not None and (kind.whole or "crop_pct" not in config.nulls):
+        return _sizes_of_share(config, kind, size)
     crops = config.flag("do_center_crop", kind.crop is not None)
+    if kind.fits and not crops and "height" in size:
+        return {**size, "resize": "fit"}
     crop = _size(config, "crop_size", {"height": kind.crop or 0, "width": kind.crop or 0}, True)
     if not crops:
         if "shortest_edge" in size:
@@ -181,6 +200,23 @@ def _sizes(config: Config, kind: _Kind) -> dict[str, Any]:
             "that were resized to a square or by their shorter side"
         )
     return {**crop, "resized": resized}
+
+
+def _sizes_of_share(config: Config, kind: _Kind, size: Mapping[str, int]) -> dict[str, Any]:
+    """Return the fields of ``Images`` for a crop that is a share of the resized image, ``crop_pct``."""
+    side, share = size.get("shortest_edge") or size["height"], config.number("crop_pct", kind.share)
+    crops = config.flag("do_center_crop", kind.crop is not None)
+    if size.get("width", side) != side or crops != (kind.whole is None) or share <= 0:
+        raise UserError(
+            f"{config.source}: qkv supports crop_pct above 0 with one size, and with do_center_crop "
+            f"{str(kind.whole is None).lower()} only"
+        )
+    crop = {"height": side, "width": side}
+    if kind.whole is None:
+        crop = _size(config, "crop_size", {"height": kind.crop or 0, "width": kind.crop or 0}, True)
+    elif side >= kind.whole:
+        return crop
+    return {**crop, "resize": "crop", "resized": int(side / share)}
 
 
 def _size(config: Config, key: str, default: dict[str, int], square: bool) -> dict[str, int]:
@@ -216,14 +252,16 @@ def written_processor(processor: Processor | None) -> dict[str, Any] | None:
     if crops:
         size = {"shortest_edge": resized} if processor.resize == "crop" else {"height": resized, "width": resized}
     kind = "Bit" if processor.resize == "crop" else "DeiT" if crops else "ViT"
-    if not processor.rounded:
-        kind = "DINOv3ViT"
+    fits = processor.resize == "fit"
+    if not processor.rounded or fits:
+        kind = "Donut" if fits else "DINOv3ViT"
     return {
         "image_processor_type": f"{kind}ImageProcessor",
         "do_resize": True,
         "size": dict(size),
         "resample": numbers[processor.resample],
         "do_center_crop": crops,
+        **({"do_thumbnail": True, "do_pad": True, "do_align_long_axis": False} if fits else {}),
         **({"crop_size": sides} if crops else {}),
         "do_rescale": True,
         "rescale_factor": 1 / 255,

@@ -10,18 +10,11 @@ _CONVOLUTIONS = "a network of 2-D convolutions"
 NEEDS: Reasons = {
     "dinat": f"{_STAGES}, with attention to dilated neighbourhoods on the grid",
     "hiera": f"{_STAGES}, with attention in mask units and pooled queries",
-    "focalnet": f"{_STAGES}, with focal modulation",
-    "pvt": f"{_STAGES}, with keys and values of a coarser grid",
-    "pvt_v2": f"{_STAGES}, with keys and values of a coarser grid and convolutions in feed-forward networks",
-    "segformer": f"{_STAGES}, with keys and values of a coarser grid and convolutions in feed-forward networks",
-    "poolformer": f"{_STAGES}, with pooling over neighbours and group norm",
     "cvt": f"{_STAGES}, with convolutions as projections of attention",
     "levit": f"{_STAGES}, with attention that shrinks the grid and batch norm after each projection",
     "mobilevit": f"{_STAGES}, with inverted residuals of convolutions between the blocks",
     "mobilevitv2": f"{_STAGES}, with separable attention and inverted residuals of convolutions",
     "swiftformer": f"{_STAGES}, with additive attention and convolutions",
-    "convnext": f"{_STAGES}, with depthwise 2-D convolutions",
-    "convnextv2": f"{_STAGES}, with depthwise 2-D convolutions and norms over the whole grid",
     "dinov3_convnext": f"{_STAGES}, with depthwise 2-D convolutions",
     **dict.fromkeys(
         (

@@ -154,6 +154,23 @@ class BatchNorm(Norm):
         return 0.0 if counted else self.momentum
 
 
+@implements(spec.GridNorm)
+class GridNorm(Norm):
+    """Norm of all vectors of a row at once: (x - mean) / sqrt(var + eps) * weight + bias over N and D (Wu & He 2018).
+
+    Raises ``UserError`` for positions that are not on a grid, where later positions could be hidden.
+    """
+
+    def __init__(self, part: spec.GridNorm, width: int):
+        super().__init__()
+        self.part = part
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor, context: Context) -> Tensor:
+        context.on_grid(self.part.axes, self.part.kind)
+        return torch.layer_norm(x, x.shape[1:], None, None, self.part.eps) * self.weight + self.bias
+
+
 @implements(spec.NoNorm)
 class NoNorm(Norm):
     """Identity, as a normalisation layer."""

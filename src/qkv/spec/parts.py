@@ -84,6 +84,16 @@ class BatchNorm(Norm, kind="batch_norm"):
     momentum: float = Field(default=0.1, gt=0, le=1)
 
 
+class GridNorm(Norm, kind="grid_norm"):
+    """Norm over a grid: (x - mean) / sqrt(var + eps) * weight + bias, over all positions and features of a row.
+
+    Group norm with one group (Wu & He 2018; PoolFormer, Yu et al. 2022). It needs positions on a grid.
+    """
+
+    axes: ClassVar[int] = 2
+    eps: float = Field(default=1e-5, gt=0)
+
+
 class NoNorm(Norm, kind="none"):
     """Identity: no normalisation."""
 

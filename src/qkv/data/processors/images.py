@@ -151,16 +151,41 @@ def _resized(image: Any, spec: Images) -> Any:
     filters = Image.Resampling
     how = {"nearest": filters.NEAREST, "bilinear": filters.BILINEAR, "bicubic": filters.BICUBIC}
     method = how.get(spec.resample, filters.LANCZOS)
+    if spec.resize == "fit":
+        return _fitted(image, (width, height), method)
     if spec.resize == "squash":
         before = (spec.resized, spec.resized) if spec.resized else (width, height)
     else:
-        shorter, short = spec.resized or max(height, width), min(image.size)
-        # Rounded down, as published image processors do.
-        sides = zip((width, height), image.size, strict=True)
-        before = tuple(max(side, int(shorter * size / short)) for side, size in sides)
+        before = tuple(map(max, (width, height), _by_shorter(image, spec.resized or max(height, width))))
     if image.size != before:
         image = image.resize(before, method)
     return _cut(image, width, height)
+
+
+def _by_shorter(image: Any, shorter: int) -> tuple[int, int]:
+    """Return the (width, height) of an image whose shorter side becomes ``shorter``; the longer one is rounded down, as
+    published image processors do.
+    """
+    short = min(image.size)
+    return int(shorter * image.width / short), int(shorter * image.height / short)
+
+
+def _fitted(image: Any, sides: tuple[int, int], method: Any) -> Any:
+    """Return an image of the size ``sides`` with all of ``image`` in its centre, as Donut's processor does."""
+    from PIL import Image
+
+    before = _by_shorter(image, min(sides))
+    image = image if image.size == before else image.resize(before, method)
+    width, height = (min(side, most) for side, most in zip(image.size, sides, strict=True))
+    if (width, height) != image.size:
+        if image.height > image.width:
+            width = int(image.width * height / image.height)
+        elif image.width > image.height:
+            height = int(image.height * width / image.width)
+        image = image.resize((width, height), method)
+    whole = Image.new(image.mode, sides)
+    whole.paste(image, tuple((side - length) // 2 for side, length in zip(sides, image.size, strict=True)))
+    return whole
 
 
 def _cut(image: Any, width: int, height: int) -> Any:

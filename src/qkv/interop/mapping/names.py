@@ -26,12 +26,12 @@ class NameRule(NamedTuple):
 
     Patterns have named indices, ``{layer}`` and ``{expert}``, and ``*`` for ``weight`` or ``bias``, the same on both
     sides; ``theirs`` may use ``{layer-1}``, ``{layer//2}`` if two blocks of qkv are one published layer, and
-    ``{stage}`` and ``{block}``: the stage of a layer, which begins with a merge, and the layer's number in it. A name
-    that ends in ``[{expert}]`` is a slice along the first axis of a published tensor of all experts. A row applies to
-    every tensor of the model whose name matches ``ours``; the first row that applies is used. ``way``: the conversion,
-    or a function of the spec that returns it. ``where``: condition on the spec for the row, for families with two names
-    of one tensor. ``of``: kind of branch that the row is for, for families whose layers have different branches; for a
-    norm, kind of the first branch of its block.
+    ``{stage}`` and ``{block}``: the stage of a layer, which begins with a merge, and the layer's number in it;
+    ``{last}`` is the last stage. A name that ends in ``[{expert}]`` is a slice along the first axis of a published
+    tensor of all experts. A row applies to every tensor of the model whose name matches ``ours``; the first row that
+    applies is used. ``way``: the conversion, or a function of the spec that returns it. ``where``: condition on the
+    spec for the row, for families with two names of one tensor. ``of``: kind of branch that the row is for, for
+    families whose layers have different branches; for a norm, kind of the first branch of its block.
     """
 
     ours: str
@@ -81,7 +81,7 @@ def matches(model: nn.Module, rows: Sequence[NameRule]) -> list[Match]:
         if hit is None:
             raise LookupError(f"no row of the name table matches {name!r}")
         match, row = hit
-        indices = {**match.groupdict(), **_stage_indices(spec, match.groupdict())}
+        indices = {**_stage_indices(spec, match.groupdict()), **match.groupdict()}
         theirs = tuple(fill_indices(each, indices) for each in row.published)
         way = row.way if isinstance(row.way, Way) else row.way(spec)
         pairs.append(Match(name, theirs, way, cut_of(stored[name])))
@@ -89,12 +89,13 @@ def matches(model: nn.Module, rows: Sequence[NameRule]) -> list[Match]:
 
 
 def _stage_indices(spec: Any, indices: Mapping[str, str]) -> dict[str, int]:
-    """Return ``stage`` and ``block`` of the layer in ``indices``; empty for a model whose blocks do not merge."""
-    if "layer" not in indices or not getattr(spec, "merges", False):
-        return {}
-    layer = int(indices["layer"])
-    begins = [i for i, block in enumerate(spec.layers[: layer + 1]) if i == 0 or block.merge is not None]
-    return {"stage": len(begins) - 1, "block": layer - begins[-1]}
+    """Return ``stage`` and ``block`` of the layer in ``indices``, and ``last``, the last stage of the model."""
+    layer, layers = int(indices.get("layer", 0)), getattr(spec, "layers", ())
+    if not getattr(spec, "merges", False):
+        return {"stage": 0, "block": layer, "last": 0}
+    begins = [i for i, block in enumerate(layers) if i == 0 or block.merge is not None]
+    stage = sum(first <= layer for first in begins) - 1
+    return {"stage": stage, "block": layer - begins[stage], "last": len(begins) - 1}
 
 
 def _branch_kind(spec: Any, name: str) -> str:

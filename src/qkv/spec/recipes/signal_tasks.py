@@ -159,6 +159,8 @@ class Autoencoding(Task, kind="autoencoding"):
         if getattr(frontend, "leading", 0):
             sentence = "an autoencoder has one code per patch, and no other positions"
             return [Problem(("frontend",), f"{sentence}; leave class_token and extra_tokens out")]
+        if model.merges:
+            return [Problem(("blocks",), "an autoencoder has one code per patch; leave merge out")]
         return []
 
 

@@ -93,7 +93,8 @@ class Pixels(Processor):
     """Base class of processors of images and videos: (pixel / 255 - mean) / deviation for each channel.
 
     ``squash`` resizes to height × width; ``crop`` resizes the shorter side, keeping the aspect ratio, and crops the
-    centre.
+    centre; ``fit`` resizes the shorter side to the smaller of height and width, shrinks what is larger, keeping the
+    aspect ratio, and puts it in the centre of a black image.
     """
 
     height: Side | None = Field(default=None, description="pixels; default: by the sizes of the training images")
@@ -105,7 +106,7 @@ class Pixels(Processor):
     deviation: Seq[Annotated[float, Field(gt=0)]] | None = Field(
         default=None, description="standard deviation of each channel, in the same unit; default: of the training set"
     )
-    resize: Literal["squash", "crop"] = "squash"
+    resize: Literal["squash", "crop", "fit"] = "squash"
     resized: int | None = Field(
         default=None, gt=0, le=LARGEST, description="size before a centre crop, in pixels; default: the height"
     )
@@ -201,7 +202,8 @@ class Patches(Placed, kind="patches"):
     With a patch size of 1, each pixel is a position. ``stem``: channels of convolutions (3 × 3, batch norm, ReLU, max
     pooling by 2) before the patches (Compact Transformers, Hassani et al. 2021). Patches are in row-major order, after
     the class token and other learned positions if there are any. ``registers`` are learned positions without a position
-    vector, directly before the patches (Darcet et al. 2024).
+    vector, directly before the patches (Darcet et al. 2024). With a ``stride`` below their size, patches overlap
+    (SegFormer, Xie et al. 2021).
     """
 
     processor: ClassVar[type[Processor] | None] = Images
@@ -210,6 +212,10 @@ class Patches(Placed, kind="patches"):
     stem: Seq[Annotated[int, Field(gt=0, le=LARGEST)]] = Field(
         default=(), description="channels of convolutions before the patches, each of which halves height and width"
     )
+    stride: int | None = Field(
+        default=None, gt=0, le=LARGEST, description="pixels from a patch to the next; default: its size, no overlap"
+    )
+    padding: int = Field(default=0, ge=0, le=LARGEST, description="rows and columns of zeros around the pixels")
     bias: bool = Field(default=True, description="bias of the map from patches to vectors (CLIP: none)")
     class_token: bool = Field(default=False, description="learned first position, for the pooling 'first'")
     extra_tokens: int = Field(
@@ -233,7 +239,8 @@ class Patches(Placed, kind="patches"):
         rows, columns = self.height, self.width
         for _ in self.stem:
             rows, columns = (rows + 1) // 2, (columns + 1) // 2
-        return rows // self.patch, columns // self.patch
+        step, border = self.stride or self.patch, 2 * self.padding - self.patch
+        return max(0, (rows + border) // step + 1), max(0, (columns + border) // step + 1)
 
     @property
     def covered(self) -> tuple[float, ...]:
@@ -244,7 +251,7 @@ class Patches(Placed, kind="patches"):
 
     @property
     def cell(self) -> int:
-        return self.patch * 2 ** len(self.stem)
+        return (self.stride or self.patch) * 2 ** len(self.stem)
 
     @property
     def leading(self) -> int:

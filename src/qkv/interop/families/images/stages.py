@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from qkv.interop.families.common.heads import pooled_head, problem_keys
+from qkv.interop.families.images import vit
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Architecture
 from qkv.interop.mapping.names import NameRule
 from qkv.spec.heads import ClassificationHead, Head, RegressionHead
 from qkv.spec.model import Block, Model
-from qkv.spec.parts import LayerNorm, NoNorm, Norm
+from qkv.spec.parts import LayerNorm, NoNorm, NoPositions, Norm
 from qkv.spec.signals.images import Patches
 from qkv.system.errors import UserError, quoted
 
@@ -53,6 +54,33 @@ def whole_patches(config: Config, embeds: Patches) -> Patches:
             f"patch size, {embeds.patch}; the others are filled up with zeros"
         )
     return embeds
+
+
+def overlapping(config: Config, size: int, step: int, border: int) -> Patches:
+    """Build the front end of patches of ``size`` pixels, ``step`` apart, of images with a border of zeros."""
+    height, width = vit.sides(config, "image_size", 224)
+    return Patches(
+        patch=size,
+        stride=None if step == size else step,
+        padding=border,
+        height=height,
+        width=width,
+        channels=config.integer("num_channels", 3),
+        positions=NoPositions(),
+    )
+
+
+def overlapping_config(embeds: Patches, parts: Sequence[Stage]) -> dict[str, Any]:
+    """Return the keys of the sizes of each stage, whose merges are convolutions."""
+    merges = [part.blocks[0].merge for part in parts[1:]]
+    return {
+        "depths": [len(part.blocks) for part in parts],
+        "hidden_sizes": [part.width for part in parts],
+        "patch_sizes": [embeds.patch, *(getattr(merge, "size", 0) for merge in merges)],
+        "strides": [embeds.stride or embeds.patch, *(getattr(merge, "stride", 0) for merge in merges)],
+        "num_channels": embeds.channels,
+        "image_size": sides(embeds),
+    }
 
 
 def model(config: Config, width: int, embeds: Patches, blocks: Sequence[Block], norm: Norm, head: Head) -> Model:

@@ -111,11 +111,8 @@ def _spec(config: Config, head: Head, windows: Windows, block: Block, norm: bool
     embeds = stages.whole_patches(config, vit.frontend(config, patch=4)).changed(class_token=False, norm=_PLAIN)
     absolute = config.flag("use_absolute_embeddings", False)
     embeds = embeds.changed(norm_first=True, positions=Learned() if absolute else NoPositions())
-    rates, blocks, inner = (
-        iter(stages.drop_paths(config, depths, 0.1)),
-        list[Block](),
-        LayerNorm(eps=config.number("layer_norm_eps", 1e-5)),
-    )
+    rates, blocks = stages.drop_paths(config, depths, 0.1), list[Block]()
+    inner = LayerNorm(eps=config.number("layer_norm_eps", 1e-5))
     merge = PatchMerging(norm=_PLAIN, norm_first=block.order == "pre")
     for stage, depth in enumerate(depths):
         size = width * 2**stage
@@ -129,7 +126,7 @@ def _spec(config: Config, head: Head, windows: Windows, block: Block, norm: bool
                     branches=(attention if i % 2 else attention.changed(shift=0), network),
                     norm=inner,
                     dropout=embeds.dropout,
-                    drop_path=next(rates),
+                    drop_path=rates[len(blocks)],
                     merge=merge if stage and not i else None,
                 )
             )
