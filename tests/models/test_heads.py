@@ -14,6 +14,8 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import ContextPooler
 from transformers.models.modernbert.configuration_modernbert import ModernBertConfig
 from transformers.models.modernbert.modeling_modernbert import ModernBertPredictionHead
 from transformers.models.roberta.modeling_roberta import RobertaClassificationHead
+from transformers.models.ultrabert.configuration_ultrabert import UltrabertConfig
+from transformers.models.ultrabert.modeling_ultrabert import UltrabertPredictionHead
 
 from qkv.models.heads.head import build_head
 from qkv.spec.errors import SpecError
@@ -27,7 +29,7 @@ from qkv.spec.heads import (
     SpanHead,
     TokenHead,
 )
-from qkv.spec.parts import LayerNorm, RMSNorm
+from qkv.spec.parts import LayerNorm, NoNorm, RMSNorm
 
 WIDTH, VOCABULARY = 12, 9
 X = torch.randn(3, 5, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -127,9 +129,19 @@ def test_albert_s_masked_words() -> None:
     same(ours(X), theirs(X))
 
 
-def test_a_width_of_the_transform_needs_a_transform() -> None:
-    with pytest.raises(SpecError, match="transform_width: there is no transform"):
-        LanguageModelHead.parse({"transform_width": 5})
+def test_ultrabert_s_masked_words() -> None:
+    theirs = scrambled(UltrabertPredictionHead(UltrabertConfig(**SIZES, prediction_head_size=5)))
+    part = LanguageModelHead(tied=False, transform="gelu_tanh", transform_bias=False, transform_hidden=5, norm=NoNorm())
+    ours = head(part)
+    copied([(ours.transform.first, theirs.linear1), (ours.transform.dense, theirs.linear2)])
+    ours.weight.data = theirs.decoder.weight.data
+    same(ours(X), theirs(X))
+
+
+@pytest.mark.parametrize("field", ["transform_width", "transform_hidden"])
+def test_a_width_of_the_transform_needs_a_transform(field: str) -> None:
+    with pytest.raises(SpecError, match=f"{field}: there is no transform"):
+        LanguageModelHead.parse({field: 5})
 
 
 def test_vectors_are_scaled_before_the_logits_and_the_bias_is_not() -> None:

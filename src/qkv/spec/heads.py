@@ -77,7 +77,8 @@ class LanguageModelHead(Head, kind="language_model"):
     """Language model head: logits = scale · f(x) W^T + bias, optionally soft-capped: cap · tanh(logits / cap).
 
     f is the identity, or with ``transform`` norm(φ(x W_t + b_t)) (BERT, Devlin et al. 2019; without b_t in
-    ModernBERT), of ``transform_width`` features (ALBERT, Lan et al. 2020).
+    ModernBERT), of ``transform_width`` features (ALBERT, Lan et al. 2020). With ``transform_hidden`` another layer of
+    that many features comes first: norm(φ(φ(x W_h + b_h) W_t + b_t)) (UltraBERT, 2026).
     """
 
     per_position = predicts_tokens = True
@@ -93,6 +94,9 @@ class LanguageModelHead(Head, kind="language_model"):
     transform_width: int | None = Field(
         default=None, gt=0, le=WIDEST, description="features after the transform; default: the model's width"
     )
+    transform_hidden: int | None = Field(
+        default=None, gt=0, le=WIDEST, description="features of a layer before the transform; default: no such layer"
+    )
 
     @property
     def shares_table(self) -> bool:
@@ -104,6 +108,8 @@ class LanguageModelHead(Head, kind="language_model"):
     def problems(self) -> list[Problem]:
         if self.transform_width and self.transform is None:
             return [Problem(("transform_width",), "there is no transform that would change the width; give transform")]
+        if self.transform_hidden and self.transform is None:
+            return [Problem(("transform_hidden",), "there is no transform that would follow the layer; give transform")]
         return _no_batch(self.norm)
 
 

@@ -28,6 +28,12 @@ from transformers import (
     RoFormerForQuestionAnswering,
     RoFormerForSequenceClassification,
     RoFormerModel,
+    UltrabertConfig,
+    UltrabertForMaskedLM,
+    UltrabertForQuestionAnswering,
+    UltrabertForSequenceClassification,
+    UltrabertForTokenClassification,
+    UltrabertModel,
 )
 
 SIZES = {
@@ -106,6 +112,21 @@ def roformer(**changed: Any) -> RoFormerConfig:
     return RoFormerConfig(**{**SIZES, "hidden_size": 32, "num_attention_heads": 4, **changed})
 
 
+def ultra(**changed: Any) -> UltrabertConfig:
+    kinds = ["sliding_attention", "full_attention"]
+    sizes = {**SIZES, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 4, "prediction_head_size": 14}
+    return UltrabertConfig(**{**sizes, "sliding_window": 2, "layer_types": kinds, **changed})
+
+
+def of_ultra(head: str = "") -> dict[str, str | tuple[str, ...]]:
+    """Names in files -> names of the class: the body has another prefix, and ``head`` is the output matrix."""
+    parts = (*(f"self_attn.{part}_proj" for part in "qkvo"), *(f"mlp.{part}_proj" for part in ("gate", "up", "down")))
+    norms = ("input_layernorm", "post_attention_layernorm")
+    inner = [f"layers.{i}.{name}" for i in range(SIZES["num_hidden_layers"]) for name in (*parts, *norms)]
+    names = [f"{name}.{leaf}" for name in (*inner, "embed_tokens", "norm") for leaf in ("weight", "bias")]
+    return {**{f"ultrabert.{name}": f"model.{name}" for name in names}, **({"cls.weight": head} if head else {})}
+
+
 CASES = (
     Case("nomic-masked", NomicBertForMaskedLM, nomic(), renamed=of_nomic("nomic_bert.")),
     Case("nomic-body", NomicBertModel, nomic(hidden_act="gelu"), renamed=of_nomic("")),
@@ -131,6 +152,22 @@ CASES = (
     Case("eurobert-classes", EuroBertForSequenceClassification, euro(classifier_pooling="mean")),
     Case("eurobert-number", EuroBertForSequenceClassification, euro(classifier_pooling="bos", num_labels=1)),
     Case("eurobert-tags", EuroBertForTokenClassification, euro(num_labels=4)),
+    Case("ultrabert-masked", UltrabertForMaskedLM, ultra(), renamed=of_ultra("head.decoder.weight")),
+    Case(
+        "ultrabert-masked-tied-with-biases",
+        UltrabertForMaskedLM,
+        ultra(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+        renamed=of_ultra(),
+    ),
+    Case("ultrabert-body", UltrabertModel, ultra(layer_types=None)),
+    Case(
+        "ultrabert-classes",
+        UltrabertForSequenceClassification,
+        ultra(num_labels=3, classifier_pooling="mean"),
+        renamed=of_ultra(),
+    ),
+    Case("ultrabert-tags", UltrabertForTokenClassification, ultra(num_labels=4), renamed=of_ultra()),
+    Case("ultrabert-answers", UltrabertForQuestionAnswering, ultra(), renamed=of_ultra()),
     Case("roformer-causal", RoFormerForCausalLM, roformer(is_decoder=True, embedding_size=12), steps=12),
     Case("roformer-masked", RoFormerForMaskedLM, roformer()),
     Case("roformer-masked-narrow", RoFormerForMaskedLM, roformer(embedding_size=14, hidden_act="relu")),

@@ -78,7 +78,8 @@ class Head(Declared):
 class LanguageModelHead(Head):
     """Language model head: logits = (scale · f(x)) W^T + b, optionally cap · tanh(logits / cap) (Gemma 2, 2024).
 
-    x (B, N, D), W (V, D) -> (B, N, V). f: the identity, or norm(φ(x W_t + b_t)) (Devlin et al. 2019).
+    x (B, N, D), W (V, D) -> (B, N, V). f: the identity, or norm(φ(x W_t + b_t)) (Devlin et al. 2019), or
+    norm(φ(φ(x W_h + b_h) W_t + b_t)).
     """
 
     def __init__(self, part: spec.LanguageModelHead, width: int, table: nn.Parameter):
@@ -108,15 +109,18 @@ class LanguageModelHead(Head):
 
 
 class _Transform(nn.Module):
-    """Hidden layer before the logits: norm(φ(x W + b)), x (…, D)."""
+    """Hidden layers before the logits: norm(φ(x W + b)), or norm(φ(φ(x W_h + b_h) W + b)), x (…, D)."""
 
     def __init__(self, part: spec.LanguageModelHead, activation: str, width: int):
         super().__init__()
-        out = part.table_width(width)
-        self.dense, self.activation = Linear(width, out, bias=part.transform_bias), ACTIVATIONS[activation]
+        hidden, out, bias = part.transform_hidden, part.table_width(width), part.transform_bias
+        self.first = Linear(width, hidden, bias=bias) if hidden else None
+        self.dense, self.activation = Linear(hidden or width, out, bias=bias), ACTIVATIONS[activation]
         self.norm = build_norm(part.norm, out)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.first is not None:
+            x = self.activation(self.first(x))
         return self.norm(self.activation(self.dense(x)), _NOWHERE)
 
 
