@@ -21,6 +21,10 @@ from qkv.spec.register import implementations
 LENGTH = 12
 SAMPLES: dict[str, list[dict[str, Any]]] = {
     "text": [{"vocab_size": 20}, {"vocab_size": 20, "positions": "none", "types": 2}],
+    "marked_text": [
+        {"vocab_size": 20, "marks": [3, 5, 2], "box": 7, "cells": True},
+        {"vocab_size": 20, "appended": [{"rows": 4, "width": 5}, {"rows": 6, "width": 3}], "types": 2},
+    ],
     "words": [{"features": {"buckets": 64}}],
     "patches": [
         {"patch": 4, "height": 12, "width": 8, "channels": 3, "class_token": True},
@@ -49,7 +53,7 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
     ],
     "image_patches": [{"features": 4, "starts": 2}],
 }
-PADDED = ("text", "words", "image_codes", "image_patches")
+PADDED = ("text", "marked_text", "words", "image_codes", "image_patches")
 """Kinds whose rows may be padded."""
 CASES = [(kind, sample) for kind, samples in SAMPLES.items() for sample in samples]
 

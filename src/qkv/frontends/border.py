@@ -74,6 +74,24 @@ def check_features(buckets: Tensor, device: torch.device) -> None:
     _check_integers("features", buckets, "index buckets", device)
 
 
+def check_marks(marks: Tensor, shape: tuple[int, ...], device: torch.device) -> None:
+    """Raise ``UserError`` unless marks are integers of the shape (B, N, K) on the device of the weights."""
+    if tuple(marks.shape) != shape:
+        raise UserError(f"marks have the shape {_shape(marks)}; give {shape[-1]} for each token, {shape}")
+    _check_integers("marks", marks, "select vectors", device)
+
+
+def check_mark(values: Tensor, size: int, name: str) -> None:
+    """Raise ``UserError`` if a value of a mark, also at a padded position, is not in 0 to ``size`` - 1.
+
+    Values on a GPU or in a traced call are not checked.   ``name``: for the message, such as "mark 2".
+    """
+    bounds = _bounds(values)
+    if bounds is not None and not 0 <= bounds[0] <= bounds[1] < size:
+        wrong = bounds[1] if bounds[1] >= size else bounds[0]
+        raise UserError(f"{name} of a token is {wrong}; allowed: 0 to {size - 1}, also at padded positions")
+
+
 def _check_integers(name: str, values: Tensor, do: str, device: torch.device) -> None:
     if values.dtype not in (torch.long, torch.int):
         raise UserError(f"{name} are {_named(values.dtype)}, and they {do}; give int64 or int32")

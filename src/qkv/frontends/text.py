@@ -77,7 +77,7 @@ class TextFrontend(PlacedFrontend):
 
     def embedded(self, signal: Signal, context: Context) -> Tensor:
         """Embed tokens and types, without positions -> (B, N, D)."""
-        x = self._vectors(signal.values)
+        x = self.token_vectors(signal)
         if self.part.mask_token is not None:
             x = x * self._token_factors(signal.values == self.part.mask_token, context.valid)[..., None].to(x.dtype)
         if self.scale != 1.0:
@@ -88,6 +88,10 @@ class TextFrontend(PlacedFrontend):
         if self.types is not None:
             x = x + (self.types[0] if context.types is None else F.embedding(context.types, self.types))
         return x
+
+    def token_vectors(self, signal: Signal) -> Tensor:
+        """Look up token embeddings (B, N, width of the table), without scale, types and positions."""
+        return self._vectors(signal.values)
 
     def _vectors(self, ids: Tensor) -> Tensor:
         """Look up token embeddings E[id], (B, N, width of the table); id -1 gives the query vector."""
