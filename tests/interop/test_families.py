@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +35,12 @@ pytestmark = pytest.mark.filterwarnings(
 @pytest.fixture(scope="module", params=every_case(), ids=str)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return made(request.param, tmp_path_factory.mktemp(request.param.name))
+
+
+def written_again(pair: Pair, folder: Path) -> None:
+    """The model in a folder, with all that is kept of the folder that it was read from."""
+    found = pair.published
+    save_published(pair.ours, folder, family=found.family, kept=found.kept, kept_config=found.kept_config)
 
 
 def test_every_family_has_cases() -> None:
@@ -100,7 +107,7 @@ def test_loss_and_every_gradient_are_equal(pair: Pair) -> None:
 
 def test_saved_and_loaded_by_the_other_library(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("saved")
-    save_published(pair.ours, folder, family=pair.published.family, kept=pair.published.kept)
+    written_again(pair, folder)
     again, info = type(pair.theirs).from_pretrained(
         folder, output_loading_info=True, attn_implementation=pair.case.attention
     )
@@ -125,7 +132,7 @@ def test_saved_and_loaded_by_the_other_library(pair: Pair, tmp_path_factory: pyt
 
 def test_the_round_trip_is_bit_equal(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("round")
-    save_published(pair.ours, folder, family=pair.published.family, kept=pair.published.kept)
+    written_again(pair, folder)
     first, second = named_as_now(pair.family, stored(pair.folder)), stored(folder)
     ignored = {name for name, _ in pair.published.ignored} - pair.published.kept.keys()
     copies = pair.family.copies(pair.published.spec)

@@ -49,10 +49,11 @@ class PublishedModel:
 
     ``tokenizer`` is None if the folder has none; ``labels`` is empty if the config names no classes. ``used`` is the
     number of tensors loaded. ``ignored`` and ``ignored_config`` list (name, reason) of tensors and config keys that
-    were not loaded; ``kept`` contains the ignored tensors that an export writes back, by published name. ``begin``: ids
-    with which the decoder of an encoder–decoder starts. ``adapter``: PEFT adapter that was merged into the weights.
-    ``processor``: image processor from ``preprocessor_config.json``, or None. ``forms``: number of quantised tensors by
-    the name of their format in the file, such as "Q4_1".
+    were not loaded; ``kept`` contains the ignored tensors that an export writes back, by published name, and
+    ``kept_config`` the keys of the config that go with them. ``begin``: ids with which the decoder of an
+    encoder–decoder starts. ``adapter``: PEFT adapter that was merged into the weights. ``processor``: image processor
+    from ``preprocessor_config.json``, or None. ``forms``: number of quantised tensors by the name of their format in
+    the file, such as "Q4_1".
     """
 
     folder: Path
@@ -70,6 +71,7 @@ class PublishedModel:
     adapter: StoredAdapter | None = None
     processor: Processor | None = None
     forms: Mapping[str, int] = field(default_factory=dict)
+    kept_config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def spec(self) -> Model:
@@ -146,6 +148,7 @@ def read_published(
         checkpoint.adapter,
         processor,
         Counter(form for tensor in stored.values() if (form := getattr(tensor, "form", ""))),
+        {key: config.values[key] for key in family.architectures[architecture].kept_config if key in config.values},
     )
 
 

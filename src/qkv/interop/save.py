@@ -76,6 +76,7 @@ def save_published(
     kept: Mapping[str, Tensor] | None = None,
     processor: Processor | None = None,
     ends: Sequence[int] = (),
+    kept_config: Mapping[str, Any] | None = None,
 ) -> Covering:
     """Write ``model`` as a checkpoint in Hugging Face format: config.json, model.safetensors, generation_config.json
     and, given a tokenizer or an image processor, their files.
@@ -83,7 +84,8 @@ def save_published(
     Returns the published family and its config. ``family``: family to prefer if several cover the model, such as the
     one from which it was loaded. ``labels``: class names. ``begin``: the one or two ids with which the decoder of an
     encoder–decoder starts; default: the tokenizer's beginning-of-text token. ``kept``: ignored tensors of the loaded
-    folder, written back if files of this architecture may hold them. ``ends``: ids of all tokens that end a text.
+    folder, written back if files of this architecture may hold them; ``kept_config``: keys of its config that go with
+    them. ``ends``: ids of all tokens that end a text.
     Raises ``UserError`` if no published family covers the model, or the folder cannot be written.
     """
     cover = covering(model.spec, family)
@@ -93,6 +95,8 @@ def save_published(
     folder = Path(folder).expanduser()
     fixed = {key: value for key, value in cover.config.items() if key.endswith("_token_id") and value is not None}
     config = {**cover.config, **about(model, tokenizer, labels), **_start(model, tokenizer, begin), **fixed}
+    several = cover.family.architectures[cover.architecture].kept_config
+    config |= {key: value for key, value in (kept_config or {}).items() if key in several}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tensors = published_tensors(model, cover.family, cover.architecture)

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qkv.interop.files.places import is_sentence_folder
 from qkv.system.errors import UserError, nearest
@@ -162,7 +162,8 @@ class _Source(NamedTuple):
     tokenizer, labels, begin: tokenizer, class names, and ids that start a target.   family: published family, "" if
     not known.   kept: tensors of the checkpoint that are written unchanged.   processor: processor of inputs other than
     text, or None.   temperature: divisor of the logits of a classifier, for calibrated probabilities.   ends: ids of
-    tokens that end a text.   notes: sentences on what is left out.
+    tokens that end a text.   notes: sentences on what is left out.   kept_config: keys of the checkpoint's config that
+    are written unchanged.
     """
 
     model: Transformer
@@ -175,6 +176,7 @@ class _Source(NamedTuple):
     temperature: float = 1.0
     ends: Sequence[int] = ()
     notes: tuple[str, ...] = ()
+    kept_config: Mapping[str, Any] | None = None
 
 
 def _read(source: Path, copy: bool) -> _Source:
@@ -195,7 +197,7 @@ def _read(source: Path, copy: bool) -> _Source:
             content.kept,
             content.processor,
         )
-        return _Source(*parts, ends=content.sample.stop_token_ids)
+        return _Source(*parts, ends=content.sample.stop_token_ids, kept_config=content.kept_config)
     run = load(source, copy=copy, device="cpu")  # files are written from CPU memory
     if run.recipe.quantized is not None:
         raise UserError(f"{source} has quantised weights; export the original run")
@@ -258,5 +260,5 @@ def _write_model(read: _Source, folder: Path) -> str:
             "transformers opens it with trust_remote_code=True if qkv is installed"
         )
     parts = read.tokenizer, read.labels, read.family, read.begin, read.kept, read.processor
-    written = save_published(read.model, folder, *parts, read.ends)
+    written = save_published(read.model, folder, *parts, read.ends, read.kept_config)
     return f"{written.family.name} ({written.architecture})"

@@ -37,6 +37,8 @@ class Architecture:
     """Tensors in files of this architecture that are not loaded, with the reason."""
     kept: Reasons = field(default_factory=dict)
     """Tensors that are not loaded but written back unchanged by an export, with the reason."""
+    kept_config: tuple[str, ...] = ()
+    """Keys of the config that are not read but written back unchanged by an export, beside the tensors of ``kept``."""
     zeros: Reasons = field(default_factory=dict)
     """Tensors that are ignored if they are all zero, and refused otherwise; with what qkv supports."""
     same: Mapping[str, str] = field(default_factory=dict)
