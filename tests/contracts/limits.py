@@ -27,6 +27,10 @@ LIMITS: dict[str, Limit] = {
     "causal_convolution": Limit(
         "torch's convolution", "ops/test_convolution.py::test_the_product_equals_torch_s_convolution"
     ),
+    "collision_attention": Limit(
+        "equal queries and keys: the direction of the sum of the values",
+        "mixers/test_attention.py::test_equal_queries_and_keys_collide_with_certainty",
+    ),
     "continuous_memory": Limit(
         "a row of one segment: window attention",
         "mixers/test_continuous_memory.py::test_rows_of_one_segment_are_window_attention",
@@ -55,6 +59,9 @@ LIMITS: dict[str, Limit] = {
     "focal_modulation": Limit(
         "gates of 0: a linear map of a linear map, of each position alone",
         "mixers/test_grids.py::test_without_gates_focal_modulation_is_position_wise",
+    ),
+    "fourier": Limit(
+        "applied twice: the even part of the row", "mixers/test_position_matrices.py::test_two_transforms_reverse_a_row"
     ),
     "gated_convolution": Limit(
         "torch's grouped convolution between two products",

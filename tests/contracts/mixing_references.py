@@ -61,6 +61,17 @@ def linformer(m: Any, x: Tensor) -> Tensor:
     return out
 
 
+@reference("fourier")
+def fourier(m: Any, x: Tensor) -> Tensor:
+    out, (count, width) = torch.zeros_like(x), x.shape[1:]
+    for b in range(x.shape[0]):
+        for i in range(count):
+            for c in range(width):
+                turns = [(i * j / count + c * d / width, x[b, j, d]) for j in range(count) for d in range(width)]
+                out[b, i, c] = sum(value * math.cos(2 * math.pi * turn) for turn, value in turns)
+    return out
+
+
 @reference("random_mixing")
 def random_mixing(m: Any, x: Tensor) -> Tensor:
     out = torch.zeros_like(x)

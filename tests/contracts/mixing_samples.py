@@ -9,7 +9,7 @@ from qkv.spec.mixers.grids.reduced import ReducedAttention
 from qkv.spec.mixers.grids.windows import MappedBias, NoWindowBias, WindowAttention
 from qkv.spec.mixers.linformer import Linformer
 from qkv.spec.mixers.neighbours import MONet, Pooling, SpatialShift
-from qkv.spec.mixers.position_matrices import GMLP, RandomMixing, TokenMLP
+from qkv.spec.mixers.position_matrices import GMLP, Fourier, RandomMixing, TokenMLP
 from qkv.spec.parts import LayerNorm, NoNorm, RMSNorm
 
 MIXING_SAMPLES: dict[str, tuple[Branch, ...]] = {
@@ -29,6 +29,7 @@ MIXING_SAMPLES: dict[str, tuple[Branch, ...]] = {
 }
 
 MIXING_TWO_WAY: tuple[Branch, ...] = (
+    Fourier(),
     Linformer(length=13, rank=5),
     Linformer(length=11, rank=3, num_heads=2, head_dim=3, share="none", bias=False),
     Linformer(length=12, rank=4, num_heads=1, share="keys_values"),

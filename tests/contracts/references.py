@@ -146,6 +146,8 @@ def attention(m: Any, x: Tensor) -> Tensor:
                     seen = [value_of(m, x[b, j], g) for j in range(x.shape[1]) if visible(part.mask, i, j)]
                     weighted = m.shape.attended[h] * weighted + m.shape.itself[h] * value_of(m, x[b, i], g)
                     weighted = weighted - m.shape.uniform[h] * sum(seen) / len(seen)
+                if part.value_convolution:
+                    weighted = weighted + convolved(m.value_convolution, [value_of(m, v, g) for v in x[b]], h, i)
                 mixed.append(weighted * output_gate(m, x[b, i], h))
             joined = torch.cat(mixed)
             joined = joined if m.output_norm is None else normed(joined, m.output_norm, part.output_norm)
@@ -181,6 +183,41 @@ def differential_attention(m: Any, x: Tensor) -> Tensor:
                 away = mixed(rows, h, i) - factor * mixed(rows, h + heads // 2, i)
                 outs.append((1 - part.start) * away / math.sqrt(float((away * away).mean()) + part.eps))
             out[b, i] = affine(m.output, torch.cat(outs))
+    return out
+
+
+def convolved(m: Any, values: list[Tensor], h: int, i: int) -> Tensor:
+    """The convolution of the values of head h around position i."""
+    size = m.weight.shape[1]
+    near = [(t, i + t - size // 2) for t in range(size)]
+    return sum(m.weight[h, t] * values[j] for t, j in near if 0 <= j < len(values))  # type: ignore[return-value]
+
+
+@reference("collision_attention")
+def collision_attention(m: Any, x: Tensor) -> Tensor:
+    part, (dk, dv) = m.spec, m.spec.dims(x.shape[-1])
+    heads, groups = part.num_heads, part.kv_heads
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        rows = [affine(m.qkv, v) for v in x[b]]
+        queries = [row[: heads * dk].split(dk) for row in rows]
+        keys = [row[heads * dk : (heads + groups) * dk].split(dk) for row in rows]
+        values = [row[(heads + groups) * dk :].split(dv) for row in rows]
+        for i in range(x.shape[1]):
+            mixed = []
+            for h in range(heads):
+                g, total = h * groups // heads, torch.zeros(dv, dtype=x.dtype)
+                q = queries[i][h] if m.query_norm is None else normed(queries[i][h], m.query_norm, part.qk_norm)
+                for j in range(x.shape[1]):
+                    if visible(part.mask, i, j):
+                        k = keys[j][g] if m.key_norm is None else normed(keys[j][g], m.key_norm, part.qk_norm)
+                        cosine = float(q @ k) / math.sqrt(float(q @ q) * float(k @ k))
+                        total = total + (1 - math.acos(cosine) / math.pi) ** part.hash_length * values[j][g]
+                total = total / math.sqrt(float(total @ total))
+                if part.value_convolution:
+                    total = total + convolved(m.value_convolution, [value[g] for value in values], h, i)
+                mixed.append(total)
+            out[b, i] = affine(m.output, torch.cat(mixed))
     return out
 
 

@@ -31,6 +31,7 @@ from qkv.spec.masks import Blocks, Causal, Fixed, Full, Mask, Prefix, Strided, W
 from qkv.spec.mixers.gated_convolution import GatedConvolution
 from qkv.spec.mixers.latent_attention import DifferentialAttention, LatentAttention
 from qkv.spec.mixers.linear_attention import LinearAttention
+from qkv.spec.mixers.lsh_attention import CollisionAttention
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.models.blocks import DepthAverage
 from qkv.spec.models.cross import AdditiveAttention, CrossAttention, FixedContext
@@ -138,6 +139,12 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         masked(Window(size=4), output_gate=FactorGate(factor=0.7), value_dim=3),
         Attention(output_norm=RMSNorm(eps=0.1), num_heads=2, value_dim=3),
     ),
+    "collision_attention": (
+        CollisionAttention(gradient="exact", mask=Causal()),
+        CollisionAttention(gradient="exact", mask=Causal(), num_kv_heads=2, hash_length=3, qk_norm=LayerNorm(eps=0.1)),
+        CollisionAttention(gradient="exact", mask=Causal(), num_kv_heads=1, head_dim=6, value_dim=3, bias=False),
+        CollisionAttention(gradient="exact", mask=Causal() & Window(size=4, sinks=1), hash_length=1),
+    ),
     "latent_attention": (
         LatentAttention(),
         LatentAttention(num_heads=2, kv_rank=5, query_rank=7, head_dim=3, rope_dim=4, value_dim=6, temperature=0.7),
@@ -232,6 +239,10 @@ BIDIRECTIONAL: tuple[Branch, ...] = (
     Attention(mask=Full(), relative=Shaw(max_distance=2, values=True)),
     Attention(mask=Full(), learned_sink=True, num_kv_heads=2),
     Attention(mask=Full(), key_bias=False, value_dim=5),
+    Attention(mask=Full(), value_convolution=5, output_gate=HeadGate()),
+    Attention(mask=Window(size=3), value_convolution=3, value_dim=5, top_k=2),
+    CollisionAttention(gradient="exact", mask=Full(), value_convolution=3),
+    CollisionAttention(gradient="exact", mask=Window(size=4), num_kv_heads=2, hash_length=2),
     Attention(mask=Full(), shaped=True, values="identity", output="none"),
     LatentAttention(mask=Full(), kv_rank=6),
     Convolution(),

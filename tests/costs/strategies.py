@@ -14,7 +14,7 @@ from qkv.spec.mixers.gated_attention import GAU, GatedAttention, MixedChunkAtten
 from qkv.spec.mixers.hyper_attention import HyperAttention
 from qkv.spec.mixers.latent_attention import LatentAttention
 from qkv.spec.mixers.linear_attention import Elu, Favor, LinearAttention
-from qkv.spec.mixers.lsh_attention import LSHAttention
+from qkv.spec.mixers.lsh_attention import CollisionAttention, LSHAttention
 from qkv.spec.mixers.matrix_state import GatedDelta, Mamba2, Retention
 from qkv.spec.mixers.relative_attention import DisentangledAttention, RelativeAttention
 from qkv.spec.mixers.sparse_attention import GlobalLocalAttention
@@ -96,6 +96,15 @@ BRANCHES: dict[type[branch.Branch], st.SearchStrategy[Any]] = {
         head_dim=SIZES,
         window=st.sampled_from([0, 2, 99]),
         num_global=st.sampled_from([None, 1, 5]),
+        bias=st.booleans(),
+    ),
+    CollisionAttention: st.builds(
+        CollisionAttention,
+        num_heads=st.just(4),
+        num_kv_heads=st.sampled_from([None, 2]),
+        value_dim=SIZES,
+        mask=MASKS,
+        hash_length=st.sampled_from([1, 9]),
         bias=st.booleans(),
     ),
     LSHAttention: st.builds(
@@ -341,7 +350,12 @@ HEADS: dict[type[heads.Head], st.SearchStrategy[Any]] = {
         heads.LanguageModelHead, tied=st.booleans(), transform=st.none() | ACTIVATIONS, **WORDS
     )
     | st.builds(
-        heads.LanguageModelHead, tied=st.just(False), transform=ACTIVATIONS, transform_width=st.just(6), **WORDS
+        heads.LanguageModelHead,
+        tied=st.just(False),
+        transform=ACTIVATIONS,
+        transform_width=st.just(6),
+        transform_hidden=st.sampled_from([None, 5]),
+        **WORDS,
     ),
     heads.ClassificationHead: answering(heads.ClassificationHead, num_classes=st.integers(1, 5), pooling=POOLINGS),
     heads.LabelsHead: answering(heads.LabelsHead, num_classes=st.integers(1, 5), pooling=POOLINGS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from qkv.ops.selection.choices import Choice
 from qkv.spec.branches import Attention
 from qkv.spec.errors import SpecError
 from qkv.spec.masks import Blocks, Causal, Full, Prefix, Strided, Window
+from qkv.spec.mixers.lsh_attention import CollisionAttention
 from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import LayerNorm, NoNorm, RMSNorm, Rope
 from qkv.state.tree import nbytes, tensors
@@ -261,3 +263,47 @@ def test_dropout_acts_in_training_alone() -> None:
         seen = applied(ours.train(), many)
     assert seen.std(0).max() > 0.1
     assert (seen.mean(0) - applied(plain, x[:1])[0]).abs().max() < 0.1
+
+
+def test_equal_queries_and_keys_collide_with_certainty() -> None:
+    branch = built(CollisionAttention(num_heads=3, mask=Full(), hash_length=5))
+    with torch.no_grad():
+        branch.qkv.weight[: 2 * WIDTH] = 0.0
+        branch.qkv.bias[WIDTH : 2 * WIDTH] = branch.qkv.bias[:WIDTH]
+    x = some()
+    values = branch.qkv(x)[..., 2 * WIDTH :].sum(1).unflatten(-1, (3, -1))
+    wanted = branch.output((values / values.norm(dim=-1, keepdim=True)).flatten(-2))
+    # The arc cosine has a root at 1: an error e of the cosine is one of √(2 e) of the angle.
+    torch.testing.assert_close(applied(branch, x), wanted[:, None].expand_as(x), rtol=0, atol=1e-6)
+
+
+def test_the_gradient_of_collisions_is_at_least_the_bound_of_the_paper() -> None:
+    """By the cosine: τ p^τ / 2, which is below the exact derivative τ p^(τ-1) / π√(1 - c²)."""
+    bound, exact = (built(CollisionAttention(num_heads=1, hash_length=4, gradient=way)) for way in ("bound", "exact"))  # type: ignore[arg-type]
+    q, k = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.6, 0.8]]).double()
+    slopes = []
+    for branch in (bound, exact):
+        keys = k.clone().requires_grad_()
+        weights = branch._weights(q[None, None], keys[None, None])
+        assert float(weights.detach()) == pytest.approx((1 - math.acos(0.6) / math.pi) ** 4)
+        weights.backward()
+        slopes.append(float(keys.grad[0, 0]))
+    p, across = 1 - math.acos(0.6) / math.pi, 1 - 0.6**2
+    assert slopes == pytest.approx([across * 4 * p**4 / 2, across * 4 * p**3 / (math.pi * 0.8)])
+    assert slopes[0] < slopes[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"mask": Causal(), "value_convolution": 3}, "reads later positions"),
+        ({"mask": Full(), "value_convolution": 4}, "have no middle; give an odd number"),
+        ({"mask": Full(), "value_convolution": 3, "num_kv_heads": 2}, "4 heads share 2 of values"),
+    ],
+)
+def test_convolutions_of_values_that_cannot_be_are_refused(fields: dict[str, Any], sentence: str) -> None:
+    for kind in (Attention, CollisionAttention):
+        with pytest.raises(SpecError, match=sentence):
+            kind.parse({"num_heads": 4, **fields})
+    with pytest.raises(SpecError, match="cosines have no temperature"):
+        CollisionAttention.parse({"temperature": 0.5})

@@ -16,13 +16,14 @@ from qkv.layers.context import Context
 from qkv.layers.signal import Signal
 from qkv.mixers.registry import build_branch
 from qkv.models.build import build
+from qkv.ops.fourier import fourier
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.errors import SpecError
 from qkv.spec.generation import Generation
 from qkv.spec.heads import ClassificationHead
 from qkv.spec.masks import Full
 from qkv.spec.mixers.linformer import Linformer
-from qkv.spec.mixers.position_matrices import GMLP, RandomMixing, TokenMLP
+from qkv.spec.mixers.position_matrices import GMLP, Fourier, RandomMixing, TokenMLP
 from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
 from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import NoPositions, Sinusoidal
@@ -202,3 +203,20 @@ def test_bidirectional_attention_has_no_such_limit() -> None:
     m = build(model(Attention(num_heads=2, mask=Full())))
     out: Tensor = m(Signal(torch.zeros(1, 30, dtype=torch.long)))[0]
     assert (m.limit, out.shape) == (None, (1, 2))
+
+
+def test_two_transforms_reverse_a_row() -> None:
+    """F F is n times the reversal that leaves the first element; the real part keeps the even half of a row."""
+    x = some(2, 7)
+    reversed_row = x.flip(1).roll(1, 1).flip(2).roll(1, 2)
+    twice = applied(built(Fourier()), applied(built(Fourier()), x))
+    torch.testing.assert_close(twice, x.shape[1] * x.shape[2] * (x + reversed_row) / 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_fourier_transform_by_products_equals_the_fft(dtype: torch.dtype) -> None:
+    x = some(3, 300, 24).to(dtype)
+    close = 1e-5 if dtype is torch.float32 else 1e-2
+    fast, products = fourier(x), fourier(x, torch.ones(3, 300, dtype=torch.bool))
+    assert fast.dtype == products.dtype == dtype
+    assert float((fast - products).abs().max() / fast.abs().max()) < close

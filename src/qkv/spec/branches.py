@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -274,6 +274,31 @@ class MaskedAttention(Masked, DotProduct):
     """Base class of self-attention with an attention mask."""
 
 
+def value_convolution_field() -> Any:
+    """Return the field of attention with the kernel size of a convolution of the values."""
+    return Field(
+        default=None,
+        gt=0,
+        le=100_000,
+        description="kernel size, odd, of a convolution of each head's values that is added to its output",
+    )
+
+
+def convolution_problems(part: MaskedAttention, kernel_size: int | None) -> list[Problem]:
+    """Return the errors of a convolution of the values of ``part`` with this kernel size; empty if none."""
+    if kernel_size is None:
+        return []
+    if kernel_size % 2 == 0:
+        sentence = f"{kernel_size} positions have no middle; give an odd number"
+    elif part.decodes:
+        sentence = "the convolution reads later positions, but the mask is causal; leave it out, or use mask: full"
+    elif part.kv_heads != part.num_heads:
+        sentence = f"{part.num_heads} heads share {part.kv_heads} of values; leave it or num_kv_heads out"
+    else:
+        return []
+    return [Problem(("value_convolution",), sentence)]
+
+
 class QueryScale(Spec):
     """Factor 1 + rate · ln(1 + ⌊(p + first) / length⌋) of the query at position p (Llama 4, 2025; Ministral 3, 2025).
 
@@ -298,7 +323,8 @@ class Attention(MaskedAttention, kind="attention"):
     ``qk_norm_after`` "rotation": as Hunyuan (2025). ``clip``: MPT (2023) and OLMo (2024). With ``values: identity`` and
     ``output: none`` this is the attention of simplified blocks (He & Hofmann 2024). ``output_gate`` multiplies the
     outputs of the heads before W_o by a gate that is computed from x, and ``output_norm`` normalises them over the
-    features of all heads (sub-LN, Wang et al. 2022; BitNet, 2025).
+    features of all heads (sub-LN, Wang et al. 2022; BitNet, 2025). ``value_convolution`` K adds Σ_t w_ht v_{i + t -
+    ⌊K/2⌋}, t < K, to the output of each head (Nyströmformer, Xiong et al. 2021).
     """
 
     relative: Relative = NoRelative()
@@ -332,6 +358,7 @@ class Attention(MaskedAttention, kind="attention"):
     output_norm: Norm = Field(default=NoNorm(), description="norm of the concatenated outputs of the heads")
     query_scale: QueryScale | None = Field(default=None, description="factor of queries by position; default: none")
     key_bias: bool = Field(default=True, description="bias of keys, if bias is true")
+    value_convolution: int | None = value_convolution_field()
 
     @property
     def biases_apart(self) -> bool:
@@ -347,7 +374,7 @@ class Attention(MaskedAttention, kind="attention"):
 
     @property
     def only_visible_keys(self) -> bool:
-        return self.mask.sees_all
+        return self.mask.sees_all and self.value_convolution is None
 
     @property
     def exactness(self) -> Exactness:
@@ -381,6 +408,7 @@ class Attention(MaskedAttention, kind="attention"):
         if self.output_norm.over_batch:
             sentence = "batch_norm normalises over positions, also over later ones; use layer_norm, rms_norm or none"
             problems.append(Problem(("output_norm",), sentence))
+        problems += convolution_problems(self, self.value_convolution)
         if self.clip is not None and not self.maps_values:
             problems.append(Problem(("clip",), "clip applies only to projected values; leave clip or values out"))
         other = "top_k" if self.top_k else "softcap" if self.softcap else ""

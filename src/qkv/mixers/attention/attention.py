@@ -20,6 +20,7 @@ from qkv.mixers.attention.head_norms import build_head_norm
 from qkv.mixers.attention.output_gate import build_output_gate
 from qkv.mixers.attention.shaped import Shape
 from qkv.mixers.masks import build_mask
+from qkv.mixers.value_convolution import ValueConvolution
 from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.attention.choose import attention
 from qkv.ops.attention.reference import AttentionProblem
@@ -202,6 +203,8 @@ class Attention(KeyValueAttention):
         self.output_gate = build_output_gate(part.output_gate, width, heads, part.bias) if gated else None
         features = part.num_heads * self.value_dim
         self.output_norm = None if part.output_norm.identity else build_norm(part.output_norm, features)
+        kernel = part.value_convolution
+        self.value_convolution = ValueConvolution(part.num_heads, kernel) if kernel else None
 
     def assign_name(self, name: str) -> None:
         super().assign_name(name)
@@ -242,6 +245,8 @@ class Attention(KeyValueAttention):
             out = in_pages.attention(q, k, v, terms, context, state)
         else:
             out, state = self._attend(q, k, v, context, state)
+        if self.value_convolution is not None:
+            out = out + self.value_convolution(v, context)
         if self.output_gate is not None:
             out = self.output_gate(out, x, context)
         out = self.offer(context.tap, "head_outputs", out).transpose(1, 2).flatten(2)

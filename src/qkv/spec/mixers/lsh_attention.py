@@ -1,16 +1,24 @@
-"""Spec of LSH attention (Reformer)."""
+"""Specs of attention by hash codes: LSH attention (Reformer) and the probability of collisions (YOSO)."""
 
 from __future__ import annotations
 
 from math import prod
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field
 
 from qkv.spec.base import LARGEST, LARGEST_SEED
-from qkv.spec.branches import Exactness, HeadedAttention, Masked
+from qkv.spec.branches import (
+    Exactness,
+    HeadedAttention,
+    Masked,
+    MaskedAttention,
+    convolution_problems,
+    value_convolution_field,
+)
 from qkv.spec.errors import Problem
-from qkv.spec.models.growth import LINEAR, Growth
+from qkv.spec.masks import Full, Mask
+from qkv.spec.models.growth import LINEAR, STORED, Growth
 
 
 def _as_factors(value: Any) -> Any:
@@ -98,3 +106,30 @@ class LSHAttention(Masked, HeadedAttention, kind="lsh_attention"):
             "give an even number, or a list of even ones"
         )
         return [Problem(("num_buckets",), sentence)]
+
+
+class CollisionAttention(MaskedAttention, kind="collision_attention"):
+    """YOSO: o_i = Σ_j p_ij^τ v_j over visible j, then o_i / |o_i|, p_ij = 1 - arccos(q_i · k_j / |q_i| |k_j|) / π.
+
+    p^τ is the probability that τ random hyperplanes leave a query and a key on the same side, which hashing samples in
+    the paper (Zeng et al. 2021). With ``gradient: bound`` its derivative by the cosine is replaced by the lower bound
+    τ p^τ / 2, as in the paper, because the exact one is unbounded where q and k are parallel. Weights do not add up to
+    1; the output of each head is normalised instead. ``value_convolution``: as in ``attention``.
+    """
+
+    mask: Mask = Full()
+    hash_length: int = Field(default=9, gt=0, le=1000, description="number of hyperplanes, τ")
+    gradient: Literal["bound", "exact"] = Field(
+        default="bound", description="derivative of the weights: the paper's lower bound, or the exact one"
+    )
+    value_convolution: int | None = value_convolution_field()
+
+    @property
+    def growth(self) -> Growth:
+        return STORED
+
+    def problems(self) -> list[Problem]:
+        problems = [*super().problems(), *convolution_problems(self, self.value_convolution)]
+        if self.temperature != 1.0:
+            problems.append(Problem(("temperature",), "cosines have no temperature; leave it out"))
+        return problems

@@ -1,4 +1,4 @@
-"""Specs of mixers whose weights are matrices over positions: MLP-Mixer's, gMLP's and random mixing."""
+"""Specs of mixers by matrices over positions: MLP-Mixer's, gMLP's, random mixing and the Fourier transform."""
 
 from __future__ import annotations
 
@@ -110,3 +110,23 @@ class RandomMixing(TriangularMatrices, kind="random_mixing"):
     Each row of R is a softmax of uniform random numbers in [0, 1), if causal only over j <= i. R is sampled with the
     initial weights and saved with them.
     """
+
+
+class Fourier(Branch, kind="fourier"):
+    """FNet: real part of the discrete Fourier transform of a row over positions and features (Lee-Thorp et al. 2022).
+
+    y_ic = Re Σ_j Σ_d x_jd e^{-2πi (ij / n + cd / D)} for a row of n positions, padding not counted. Without weights;
+    not causal.
+    """
+
+    @property
+    def growth(self) -> Growth:
+        return LINEAR
+
+    @property
+    def causal(self) -> bool:
+        return False
+
+    @property
+    def decoding_advice(self) -> str:
+        return "each of its outputs reads the whole row; use attention"

@@ -88,7 +88,7 @@ _MODERN = MODERNBERT.architectures["ModernBertForMaskedLM"]
 _ULTRA = ULTRABERT.architectures["UltrabertForMaskedLM"]
 _IGNORED_CONFIG = {
     **dict.fromkeys(("classifier_pooling", "classifier_dropout"), "part of a head that this architecture lacks"),
-    "classifier_bias": "that of the text model's config is read",
+    **dict.fromkeys(("classifier_bias", "initializer_range"), "that of the text model's config is read"),
     **dict.fromkeys(_KEYS, "part of the image tower; written back by an export"),
     "tie_word_embeddings": "part of a head that this architecture lacks",
 }

@@ -32,11 +32,7 @@ from qkv.spec.model import Model, Text
 from qkv.spec.signals.marked_text import MarkedText, MarkVectors
 from qkv.system.errors import UserError
 
-_AGAIN = {
-    "cls.predictions.decoder.bias": "the same as cls.predictions.bias",
-    "cls.seq_relationship.*": "next-sentence head, used in pretraining only",
-}
-_WORDS = masked(bert.MASKED_NAMES, ignored=_AGAIN)
+_WORDS = masked(bert.MASKED_NAMES, ignored={"cls.seq_relationship.*": "next-sentence head, used in pretraining only"})
 
 
 def with_marks(model: Model, head: Head, **fields: Any) -> Model:
