@@ -40,6 +40,11 @@ def named(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+def gated(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients under the names of LFM3's parameters."""
+    return {name.replace("self_attn.gate_proj", "self_attn.g_proj"): tensor for name, tensor in tensors.items()}
+
+
 def convolved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Gradients of OLMo Hybrid, with convolutions of queries, keys and values in one."""
     found: dict[str, Tensor] = {}
@@ -50,7 +55,7 @@ def convolved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 CONFIGS = {"Qwen3_5": "Qwen3_5Text", "Qwen3_5Moe": "Qwen3_5MoeText"}
-JOINED = {"NemotronH": stacked, "GraniteMoeHybrid": named, "OlmoHybrid": convolved}
+JOINED = {"NemotronH": stacked, "GraniteMoeHybrid": named, "OlmoHybrid": convolved, "Lfm3": gated}
 
 
 def case(name: str, stem: str, cached: bool = True, left: bool = True, **changed: Any) -> Case:
@@ -184,7 +189,6 @@ CASES = (
         mamba_d_state=5,
         mamba_d_conv=3,
         mamba_dt_rank=2,
-        mamba_proj_bias=True,
     ),
     case(
         "recurrent-gemma",
@@ -213,7 +217,16 @@ CASES = (
         ssm_out_multiplier=0.5,
     ),
     case("falcon-h1-plain", "FalconH1", **{**MAMBA2, "mamba_d_ssm": 48}, num_hidden_layers=3, mlp_bias=True),
-    case("jamba-dense", "Jamba", attn_layer_period=2, attn_layer_offset=0, num_experts=1, mamba_expand=3),
+    case(
+        "jamba-dense",
+        "Jamba",
+        left=False,  # a bias makes that library read padding
+        attn_layer_period=2,
+        attn_layer_offset=0,
+        num_experts=1,
+        mamba_expand=3,
+        mamba_proj_bias=True,
+    ),
     case(
         "lfm3",
         "Lfm3",
@@ -232,7 +245,6 @@ CASES = (
         use_sandwich_norm=False,
         use_attention_gate=False,
         attention_bias=True,
-        conv_bias=True,
         rope_parameters={
             "full_attention": {"rope_type": "default", "rope_theta": 900.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 900.0},

@@ -83,6 +83,7 @@ def config(spec: Model) -> dict[str, Any] | None:
         "use_attention_gate": "heads" in gates,
         "use_sandwich_norm": spec.layers[0].order == "sandwich",
         **lfm2.convolution_config(spec),
+        "pad_token_id": None,  # the library's default id exceeds a small vocabulary
     }
 
 

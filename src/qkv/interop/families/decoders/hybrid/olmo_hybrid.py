@@ -87,8 +87,15 @@ def config(spec: Model) -> dict[str, Any] | None:
         return None
     shared.pop("head_dim")  # fixed by the family
     table = rope_table(attention.relative) if isinstance(attention.relative, Rope) else {"rope_theta": None}
-    negative = {"linear_allow_neg_eigval": delta.max_strength == 2}
-    return None if table is None else {**shared, **delta_config(spec), **negative, "rope_parameters": table}
+    if table is None:
+        return None
+    return {
+        **shared,
+        **delta_config(spec),
+        "linear_allow_neg_eigval": delta.max_strength == 2,
+        "rope_parameters": table,
+        "pad_token_id": None,  # the library's default id exceeds a small vocabulary
+    }
 
 
 def convolutions_of(spec: Model) -> Way:
