@@ -146,7 +146,7 @@ def rg_lru(m: Any, x: Tensor) -> Tensor:
         for i in range(x.shape[1]):
             weights = m.convolution.weight
             value = sum(weights[:, t] * maps[i - t] for t in range(weights.shape[1]) if i >= t) + m.convolution.bias
-            rates = torch.stack([torch.tensor(softplus(float(rate))) for rate in m.rate])
+            rates = x.new_tensor([softplus(float(rate)) for rate in m.rate])
             decay = torch.exp(-8 * rates * gate(m.decay_gate, value))
             scale = torch.sqrt(1 - decay * decay) if i else torch.ones_like(decay)
             state = decay * state + scale * gate(m.input_gate, value) * value

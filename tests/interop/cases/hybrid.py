@@ -182,6 +182,7 @@ CASES = (
         "jamba",
         "Jamba",
         num_hidden_layers=3,
+        intermediate_size=24,  # the library's grouped products need multiples of four
         attn_layer_period=3,
         attn_layer_offset=1,
         num_experts=3,
