@@ -18,6 +18,7 @@ from qkv.ops.attention.reference import RelativeValues
 from qkv.ops.masks import Sites
 from qkv.ops.positions import clipped_distances, distance_buckets
 from qkv.spec import branches, parts
+from qkv.spec.mixers.latent_attention import DifferentialAttention
 from qkv.spec.register import implementation, implements
 from qkv.system.errors import UserError
 
@@ -314,6 +315,6 @@ def share_tables(modules: Iterable[nn.Module]) -> None:
                 module.read_from(owner)
 
 
-def build_relative(part: branches.Attention, width: int) -> Relative:
+def build_relative(part: branches.Attention | DifferentialAttention, width: int) -> Relative:
     """Build the module of relative positions of an attention spec, for a model of ``width`` features."""
     return implementation(part.relative, "qkv.layers")(part.relative, part, part.dims(width))
