@@ -95,17 +95,54 @@ def published_numbers(bits: int, lowest: bool, outer: int, inner: int) -> Packed
     return reference.pack_numbers(numbers, scale, random(outer, inner // 32, seed=9).half() if lowest else None, bits)
 
 
+LEVELS = torch.tensor([-128, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 127], dtype=torch.int8)
+"""Sixteen numbers, with those that are the ends of int8."""
+
+
+def published_levels(dtype: torch.dtype, outer: int, inner: int) -> PackedMatrix:
+    """Indices of levels, as MXFP4 (scales in bf16) and IQ4_NL (in fp16) hold them."""
+    index = torch.randint(0, 16, (outer, inner), generator=torch.Generator().manual_seed(outer))
+    return reference.pack_numbers(LEVELS[index], random(outer, inner // 32).to(dtype), None, 4, LEVELS)
+
+
+def products_equal_float64(packed: PackedMatrix) -> None:
+    dense, bias = reference.unpack(packed).double(), random(packed.outer)
+    for rows in (1, 2, 3, 5, 20):
+        x = random(rows, packed.inner, seed=rows)
+        near(choose.native(x, packed, bias), in_eight_bits(x) @ dense.t() + bias.double())
+        near(reference.linear(x, packed, bias), x.double() @ dense.t() + bias.double())
+
+
+PUBLISHED_SIZES = [(1, 32), (13, 96), (129, 256)]
+
+
 @needs_native
 @pytest.mark.parametrize("lowest", [False, True])
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize(("outer", "inner"), [(1, 32), (13, 96), (129, 256)])
+@pytest.mark.parametrize(("outer", "inner"), PUBLISHED_SIZES)
 def test_published_numbers_equal_float64(bits: int, lowest: bool, outer: int, inner: int) -> None:
-    packed, bias = published_numbers(bits, lowest, outer, inner), random(outer)
-    dense = reference.unpack(packed).double()
-    for rows in (1, 2, 3, 5, 20):
-        x = random(rows, inner, seed=rows)
-        near(choose.native(x, packed, bias), in_eight_bits(x) @ dense.t() + bias.double())
-        near(reference.linear(x, packed, bias), x.double() @ dense.t() + bias.double())
+    products_equal_float64(published_numbers(bits, lowest, outer, inner))
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("outer", "inner"), PUBLISHED_SIZES)
+def test_published_levels_equal_float64(dtype: torch.dtype, outer: int, inner: int) -> None:
+    packed = published_levels(dtype, outer, inner)
+    products_equal_float64(packed)
+    index = torch.randint(0, 16, (outer, inner), generator=torch.Generator().manual_seed(outer))
+    for o, i in ((0, 0), (outer - 1, inner - 1), (outer // 2, inner // 2)):
+        scale = float(random(outer, inner // 32).to(dtype)[o, i // 32])
+        assert float(reference.unpack(packed)[o, i]) == scale * int(LEVELS[index[o, i]])
+
+
+@needs_native
+def test_largest_levels_do_not_overflow() -> None:
+    numbers = LEVELS[[0, 15]].repeat_interleave(128).expand(20, 256).contiguous()
+    packed = reference.pack_numbers(numbers, torch.ones(20, 8).half(), None, 4, LEVELS)
+    for sign in (-1.0, 1.0):
+        x = torch.full((3, 256), 3.0 * sign)
+        near(choose.native(x, packed), x.double() @ reference.unpack(packed).double().t())
 
 
 @needs_native

@@ -14,13 +14,14 @@ import pytest
 import torch
 from tests.ops.clock import inject
 from tests.ops.present import needs_native
-from tests.ops.test_native import published_numbers, random
+from tests.ops.test_native import published_levels, published_numbers, random
 from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.ops.native import library, loading
 from qkv.ops.native.step import STREAM, WIDE, InputNorm, Matrix, Steps
 from qkv.ops.quantized import reference, tiles
+from qkv.ops.quantized.packed import PackedMatrix
 from qkv.system import compiler
 
 pytestmark = needs_native
@@ -117,9 +118,18 @@ def test_integers_have_the_bits_of_vectors(tiled: str, outer: int, inner: int, b
 @pytest.mark.parametrize("lowest", [False, True])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_published_numbers_have_the_bits_of_vectors(tiled: str, bits: int, lowest: bool) -> None:
-    packed, bias = published_numbers(bits, lowest, 67, 288), random(67)
+    same_as_vectors(published_numbers(bits, lowest, 67, 288))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_published_levels_have_the_bits_of_vectors(tiled: str, dtype: torch.dtype) -> None:
+    same_as_vectors(published_levels(dtype, 67, 288))
+
+
+def same_as_vectors(packed: PackedMatrix) -> None:
+    bias = random(packed.outer)
     for rows in ROWS:
-        x = random(rows, 288, seed=rows)
+        x = random(rows, packed.inner, seed=rows)
         assert torch.equal(tiles.product(x, packed, 1, bias), tiles.product(x, packed, 0, bias))
 
 
@@ -141,7 +151,7 @@ def test_a_decoding_step_takes_tiles(tiled: str, bits: int) -> None:
     def step(least: int) -> Tensor:
         steps = Steps()
         first, second = (
-            Matrix(m.stored, b, m.outer, m.inner, bits, m.scale, m.group, None, least)
+            Matrix(m.stored, b, m.outer, m.inner, bits, m.scale, m.group, tiled_from=least)
             for m, b in ((up, bias), (down, None))
         )
         steps.multiply(first, STREAM, WIDE, InputNorm("layer norm", weight, None, 1e-5))

@@ -15,7 +15,7 @@ from qkv.ops.quantized.reference import unpack
 
 
 class QuantizedTable(nn.Module):
-    """Matrix W (O, I) in 16, 8 or 4 bits, as a module with the buffers ``stored``, ``scale`` and ``minimum``."""
+    """Matrix W (O, I) in 16, 8 or 4 bits, as a module with the tensors of ``PackedMatrix`` as buffers."""
 
     def __init__(self, matrix: PackedMatrix):
         """Create the module. ``matrix``: result of ``pack`` or ``pack_numbers`` of ``qkv.ops.quantized.reference``."""
@@ -24,6 +24,7 @@ class QuantizedTable(nn.Module):
         self.register_buffer("stored", matrix.stored)
         self.register_buffer("scale", matrix.scale)
         self.register_buffer("minimum", matrix.minimum)
+        self.register_buffer("levels", None if matrix.levels is None else matrix.levels.clone())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the matrix to another device with the model. ``model.to(torch.float32)`` and the like leave its dtypes
@@ -38,9 +39,9 @@ class QuantizedTable(nn.Module):
     @property
     def packed(self) -> PackedMatrix:
         """Matrix in the form that operators accept."""
-        stored, scale, minimum = (self._buffers[name] for name in ("stored", "scale", "minimum"))
+        stored, scale, minimum, levels = (self._buffers[name] for name in ("stored", "scale", "minimum", "levels"))
         sizes = self.bits, self.outer, self.inner, self.group
-        return PackedMatrix(stored, scale, *sizes, minimum)  # type: ignore[arg-type]
+        return PackedMatrix(stored, scale, *sizes, minimum, levels)  # type: ignore[arg-type]
 
     @property
     def shape(self) -> torch.Size:

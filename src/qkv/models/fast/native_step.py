@@ -220,8 +220,8 @@ class NativeStep:
             packed = table.packed
             if not packed.stored.is_cpu:
                 raise Unknown("weights on another device than the CPU")
-            form = packed.outer, packed.inner, packed.bits, packed.scale, packed.group, packed.minimum
-            return Matrix(packed.stored, bias, *form, tiled_from(packed.bits))
+            sizes, scales = (packed.outer, packed.inner, packed.bits), (packed.scale, packed.group, packed.minimum)
+            return Matrix(packed.stored, bias, *sizes, *scales, packed.levels, tiled_from(packed.bits))
         if _readable(table).stride(1) != 1:
             raise Unknown("weights stored in columns")
         return Matrix(table, bias, table.shape[0], table.shape[1])

@@ -18,7 +18,7 @@ BLOCK = 32
 TILE = 16
 """Number of rows of quantised weights that are stored interleaved, as a tile."""
 _SOURCE = "native.cpp"
-_NO_SCALES = (None, None, 0, 1, 0)
+_NO_SCALES = (None, None, None, 0, 1, 0)
 _SMALL = 1 << 16
 """Number of bytes of weights below which one thread is faster than several."""
 
@@ -76,20 +76,21 @@ def quantized_product(
     outer: int,
     group: int = 0,
     minimum: Tensor | None = None,
+    levels: Tensor | None = None,
     bias: Tensor | None = None,
     tiled_from: int = 0,
 ) -> Tensor:
     """Compute y = x W^T + b without gradients: x (…, I) in fp32, b (O) in fp32 -> (…, O).
 
-    stored, scale, bits (8 or 4), outer, group, minimum: fields of W's ``qkv.ops.quantized.packed.PackedMatrix``.
+    stored, scale, bits (8 or 4), outer, group, minimum, levels: as in ``qkv.ops.quantized.packed.PackedMatrix``.
     tiled_from: number of rows from which tiles are used; 0: never.
 
     Each block of 32 numbers of x is rounded to multiples of its largest absolute value / 127. The sum of a block's
     products is exact, and blocks are summed in fp32. A row's result depends neither on the number of rows nor on
     ``tiled_from``.
     """
-    lowest = None if minimum is None else minimum.data_ptr()
-    scales = (scale.data_ptr(), lowest, int(scale.dtype == torch.float16), scale.shape[1], group)
+    lowest, table = (None if t is None else t.data_ptr() for t in (minimum, levels))
+    scales = (scale.data_ptr(), lowest, table, int(scale.dtype == torch.float16), scale.shape[1], group)
     matrix = (bits, stored.data_ptr(), 0, *scales, tiled_from)
     return _multiplied(x, outer, bias, stored.nbytes, matrix)
 
@@ -127,7 +128,7 @@ def _loaded() -> Any:
 def signatures() -> dict[str, list[Any]]:
     """Return the argument types of the library's functions."""
     pointer, number, count = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-    scales = (pointer, pointer, count, number, number)
+    scales = (pointer, pointer, pointer, count, number, number)
     matrix, outside = (count, pointer, number, *scales, number), (pointer, pointer, pointer)
     return {
         "qkv_product": [*matrix, *outside, number, number, number, count],

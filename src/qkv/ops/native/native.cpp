@@ -22,11 +22,12 @@ template <class W> static void multiply_all(Product job, int threads) {
 
 // y = x W^T + b. bits: 32 or 16: W is stored in rows; 8 or 4: W is stored in tiles, with a scale per ``size`` weights
 // of a row, a multiple of BLOCK, in bf16 or, if ``half`` is not 0, in fp16, and a minimum if ``minimums`` is not null;
-// size 0: one scale per row. tiled_from: rows of x from which AMX tiles are used, or 0.
+// size 0: one scale per row. levels: 16 numbers of which 4-bit weights are indices, or null. tiled_from: rows of x from
+// which AMX tiles are used, or 0.
 PUBLIC void qkv_product(int bits, const void *weights, long stride, const uint16_t *scales, const uint16_t *minimums,
-                        int half, long groups, long size, long tiled_from, const float *bias, const float *x, float *y, long rows, long inner, long outer,
-                        int threads) {
-    const Product job{bits,  (const char *)weights, scales, minimums, bias,         x,         y,     rows,
+                        const int8_t *levels, int half, long groups, long size, long tiled_from, const float *bias,
+                        const float *x, float *y, long rows, long inner, long outer, int threads) {
+    const Product job{bits,  (const char *)weights, scales, minimums, levels,       bias,      x,     y,          rows,
                       inner, outer,                 stride, groups,   size / BLOCK, half != 0, false, tiled_from, nullptr};
     with_tiles(job, rows, [&](auto format) { multiply_all<decltype(format)>(job, threads); });
 }

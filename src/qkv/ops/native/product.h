@@ -16,6 +16,7 @@ struct Product {
     const char *weights;
     const uint16_t *scales;  // scales of quantised weights in bf16, or fp16 if ``half``: (tiles, groups, 16)
     const uint16_t *minimums;  // in fp16 like ``scales``; 4-bit weights are then from 0 to 15; null: none
+    const int8_t *levels;    // 4-bit weights: the 16 numbers that they are indices of; null: the numbers -8 to 7
     const float *bias;       // null: none
     const float *x;          // (rows, inner)
     float *y;                // (rows, outer)
@@ -257,6 +258,17 @@ static INLINE Ints add_products(Ints sum, Bytes unsigned_weights, Bytes x) {
 #endif
 }
 
+// Add products of weights in int8 with x.
+static INLINE Ints add_signed(Ints sum, Bytes weights, Bytes x) {
+#if MIDDLE
+    // Sums of two products with an offset of 128 do not fit 16 bits: move the weight's sign to x.
+    const Bytes with_sign = (Bytes)_mm256_sign_epi8((__m256i)x, (__m256i)weights);
+    return add_products(sum, (Bytes)_mm256_abs_epi8((__m256i)weights), with_sign);
+#else
+    return add_products(sum, weights ^ (int8_t)-128, x);
+#endif
+}
+
 template <bool SEVERAL> struct Int8 {
     static constexpr bool GROUPED = SEVERAL, HALF = false, MINIMUM = false;
     static constexpr float LEAST = 0.0f;  // smallest weight, whose value is the group's minimum
@@ -273,22 +285,13 @@ template <bool SEVERAL> struct Int8 {
         round_row(x, inner, OFFSET, prepared + r * width(inner));
     }
 
-    template <int R> static INLINE void add(const char *from, const Rounded *x, long width, Ints (&sum)[R][PARTS]) {
+    template <int R>
+    static INLINE void add(const Product &, const char *from, const Rounded *x, long width, Ints (&sum)[R][PARTS]) {
 #pragma GCC unroll UNROLLED
         for (int four = 0; four < BLOCK / 4; four++)
             times<PARTS>(OF(part) {
                 const Bytes w = load<Bytes>(from + four * 4 * TILE + part * VECTOR);
-                times<R>(OF(r) {
-                    const Bytes its = repeated(x[r * width].x + 4 * four);
-#if MIDDLE
-                    // Sums of two products with an offset of 128 do not fit 16 bits: move the weight's sign to x.
-                    const Bytes size = (Bytes)_mm256_abs_epi8((__m256i)w);
-                    const Bytes with_sign = (Bytes)_mm256_sign_epi8((__m256i)its, (__m256i)w);
-                    sum[r][part] = add_products(sum[r][part], size, with_sign);
-#else
-                    sum[r][part] = add_products(sum[r][part], w ^ (int8_t)-128, its);
-#endif
-                });
+                times<R>(OF(r) { sum[r][part] = add_signed(sum[r][part], w, repeated(x[r * width].x + 4 * four)); });
             });
     }
 };
@@ -306,7 +309,8 @@ template <bool SEVERAL> struct Int4 {
         round_row(x, inner, OFFSET, prepared + r * width(inner));
     }
 
-    template <int R> static INLINE void add(const char *from, const Rounded *x, long width, Ints (&sum)[R][PARTS]) {
+    template <int R>
+    static INLINE void add(const Product &, const char *from, const Rounded *x, long width, Ints (&sum)[R][PARTS]) {
         Ints other[R][PARTS] = {};
 #pragma GCC unroll UNROLLED
         for (int four = 0; four < MIDDLE_OF_BLOCK / 4; four++)
@@ -335,6 +339,40 @@ template <bool SEVERAL> struct Int4 {
                 sum[r][part] += other[r][part];
             });
         });
+    }
+};
+
+// Replace each byte, a number from 0 to 15, by the level with this index.
+static INLINE Bytes looked_up(const int8_t *levels, Bytes indices) {
+#if WIDE
+    return (Bytes)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(load<__m128i>(levels)), (__m512i)indices);
+#elif MIDDLE
+    return (Bytes)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load<__m128i>(levels)), (__m256i)indices);
+#else
+    for (int i = 0; i < VECTOR; i++) indices[i] = levels[indices[i]];
+    return indices;
+#endif
+}
+
+// Stored as Int4; the half bytes are indices of 16 levels in int8. Groups of weights have scales.
+struct Leveled : Int8<true> {
+    static constexpr long BYTES = BLOCK * TILE / 2;
+
+    template <int R>
+    static INLINE void add(const Product &job, const char *from, const Rounded *x, long width, Ints (&sum)[R][PARTS]) {
+        constexpr int HALF_BLOCK = BLOCK / 2;
+#pragma GCC unroll UNROLLED
+        for (int four = 0; four < HALF_BLOCK / 4; four++)
+            times<PARTS>(OF(part) {
+                const Words both = load<Words>(from + four * 4 * TILE + part * VECTOR);
+                const Bytes low = looked_up(job.levels, (Bytes)(both & 0x0f0f0f0fu));
+                const Bytes high = looked_up(job.levels, (Bytes)(both >> 4 & 0x0f0f0f0fu));
+                times<R>(OF(r) {
+                    const int8_t *const its = x[r * width].x + 4 * four;
+                    sum[r][part] = add_signed(sum[r][part], low, repeated(its));
+                    sum[r][part] = add_signed(sum[r][part], high, repeated(its + HALF_BLOCK));
+                });
+            });
     }
 };
 
@@ -388,7 +426,7 @@ static void multiply(const Product &job, long tile, long first) {
         times<R>(OF(r) {
             times<PARTS>(OF(part) { sum[r][part] = Ints{} + x[r * blocks + block].start; });
         });
-        W::template add<R>(from + block * W::BYTES, x + block, blocks, sum);
+        W::template add<R>(job, from + block * W::BYTES, x + block, blocks, sum);
         times<PARTS>(OF(part) {
             const auto by = GroupScale<W>::read(job, tile, group, part);
             times<R>(OF(r) {
@@ -431,7 +469,8 @@ static void read_quantized(const Product &table, long row, float *to) {
         for (long i = 0; i < count; i++) {
             const long j = i % size;
             const char byte = from[j / 4 * TILE * 4 + j % 4];
-            const int weight = !four ? (int8_t)byte : ((uint8_t)byte >> (i < size ? 0 : 4) & 15) - 8;
+            const int half_byte = (uint8_t)byte >> (i < size ? 0 : 4) & 15;
+            const int weight = !four ? (int8_t)byte : table.levels ? table.levels[half_byte] : half_byte - 8;
             *to++ = weight * scale + minimum;
         }
     }
@@ -460,6 +499,8 @@ template <class Plain, class Grouped, class F> static void with_scales(const Pro
 
 template <class F> static void with_integers(const Product &job, F f) {
     if (job.bits == 8) with_scales<Int8<false>, Int8<true>>(job, f);
+    else if (job.levels && job.half) f(Fp16Scales<Leveled, false>{});
+    else if (job.levels) f(Leveled{});
     else with_scales<Int4<false>, Int4<true>>(job, f);
 }
 

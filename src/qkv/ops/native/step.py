@@ -38,7 +38,7 @@ _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_long
 class _Product(ctypes.Structure):
     _fields_ = (
         ("bits", ctypes.c_int),
-        *((name, _POINTER) for name in ("weights", "scales", "minimums", "bias", "x", "y")),
+        *((name, _POINTER) for name in ("weights", "scales", "minimums", "levels", "bias", "x", "y")),
         *((name, _NUMBER) for name in ("rows", "inner", "outer", "stride", "groups", "size")),
         ("half", ctypes.c_bool),
         ("adds", ctypes.c_bool),
@@ -85,8 +85,8 @@ class _Store(ctypes.Structure):
 class Matrix:
     """Weights of a product, W (O, I) and b (O) or None.
 
-    stored: for 32 ``bits``, W in fp32 row by row; else ``stored``, ``scale``, ``group`` and ``minimum`` as in
-    ``qkv.ops.quantized.packed``. tiled_from: number of vectors from which products use tiles; 0: never.
+    stored: for 32 ``bits``, W in fp32 row by row; else ``stored``, ``scale``, ``group``, ``minimum`` and ``levels`` as
+    in ``qkv.ops.quantized.packed``. tiled_from: number of vectors from which products use tiles; 0: never.
     """
 
     stored: Tensor
@@ -97,6 +97,7 @@ class Matrix:
     scale: Tensor | None = None
     group: int = 0
     minimum: Tensor | None = None
+    levels: Tensor | None = None
     tiled_from: int = 0
 
     def described(self) -> _Product:
@@ -108,7 +109,8 @@ class Matrix:
             product.stride = self.stored.element_size() * self.stored.stride(0)
         else:
             product.groups, product.size = self.scale.shape[1], self.group // library.BLOCK
-            product.half, product.minimums = self.scale.dtype == torch.float16, _address(self.minimum)
+            product.half = self.scale.dtype == torch.float16
+            product.minimums, product.levels = _address(self.minimum), _address(self.levels)
         return product
 
 

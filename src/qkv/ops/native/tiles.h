@@ -212,16 +212,20 @@ template <class FORMAT> struct IntTiles {
 
 template <class F> static constexpr bool HALVES = F::BYTES < BLOCK * TILE;
 
-// Return the blocks of a tile of W in int8: as stored, or unpacked from int4, whose half bytes are weight + 8.
-template <class F> static const char *signed_blocks(const char *from, long blocks, std::vector<char> &unpacked) {
+// Return the blocks of a tile of W in int8: as stored, or unpacked from half bytes, which are weight + 8 or indices of
+// ``levels``.
+template <class F>
+static const char *signed_blocks(const char *from, const int8_t *levels, long blocks, std::vector<char> &unpacked) {
     if (!HALVES<F>) return from;
     constexpr long HALF = BLOCK * TILE / 2;
+    constexpr int8_t NUMBERS[] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+    const int8_t *const numbers = levels ? levels : NUMBERS;
     for (long block = 0; block < blocks; block++) {
         const char *const bytes = from + block * HALF;
         char *const to = unpacked.data() + block * 2 * HALF;
         for (long i = 0; i < HALF; i++) {
-            to[i] = (char)((bytes[i] & 15) - 8);
-            to[HALF + i] = (char)(((uint8_t)bytes[i] >> 4) - 8);
+            to[i] = numbers[bytes[i] & 15];
+            to[HALF + i] = numbers[(uint8_t)bytes[i] >> 4];
         }
     }
     return unpacked.data();
@@ -281,7 +285,7 @@ static void multiply_tiles(const Product &job, long begin, long end) {
     const long blocks = (job.inner + BLOCK - 1) / BLOCK;
     std::vector<char> unpacked(HALVES<F> ? blocks * BLOCK * TILE : 0);
     for (long tile = begin; tile < end; tile++) {
-        const char *const w = signed_blocks<F>(job.weights + tile * blocks * F::BYTES, blocks, unpacked);
+        const char *const w = signed_blocks<F>(job.weights + tile * blocks * F::BYTES, job.levels, blocks, unpacked);
         written(w);
         for (long first = 0; first < job.rows; first += HIGH) {
             const long rows = std::min(HIGH, job.rows - first);

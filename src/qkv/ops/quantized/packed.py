@@ -19,6 +19,8 @@ class PackedMatrix(NamedTuple):
     Scales in fp16 belong to groups of 32. Rows beyond O and weights beyond I are zeros.
     minimum: (T, G, 16) in fp16, added to the weights of a group, or None. Scales are then fp16, too, and in 4 bits the
     numbers are from 0 to 15: w = scale · number + minimum, the form of llama.cpp's Q4_1.
+    levels: (16) in int8, or None. Half bytes of 4 bits are then indices of levels, w = scale · level, the form of MXFP4
+    and IQ4_NL; there are scales of groups and no minimums.
     """
 
     stored: Tensor
@@ -28,6 +30,7 @@ class PackedMatrix(NamedTuple):
     inner: int
     group: int = 0
     minimum: Tensor | None = None
+    levels: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:

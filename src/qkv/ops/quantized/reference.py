@@ -34,16 +34,25 @@ def pack(weight: Tensor, bits: int, group: int = 0) -> PackedMatrix:
     return PackedMatrix(stored, _whole_tiles(scale).transpose(1, 2).contiguous(), bits, outer, inner, group)
 
 
-def pack_numbers(numbers: Tensor, scale: Tensor, minimum: Tensor | None, bits: int) -> PackedMatrix:
+def pack_numbers(
+    numbers: Tensor, scale: Tensor, minimum: Tensor | None, bits: int, levels: Tensor | None = None
+) -> PackedMatrix:
     """Store w = scale · number + minimum without rounding.
 
-    numbers: (O, I) in int8; in 4 bits from -8 to 7, or from 0 to 15 with minimums. I is a multiple of 32.
-    scale, minimum: (O, I / 32) in fp16, or None for no minimums.
+    numbers: (O, I) in int8; in 4 bits from -8 to 7, or from 0 to 15 with minimums, or among ``levels`` (16) in int8. I
+    is a multiple of 32. scale, minimum: (O, I / 32) in fp16, or None for no minimums; without, scales may be in bf16.
     """
     outer, inner = numbers.shape
-    shifted = numbers - 8 if bits == 4 and minimum is not None else numbers
+    if levels is not None:
+        index = torch.zeros(256, dtype=torch.int8)
+        index[levels.long() + 128] = torch.arange(16, dtype=torch.int8)
+        shifted = index[numbers.int() + 128] - 8
+    else:
+        shifted = numbers - 8 if bits == 4 and minimum is not None else numbers
     lowest = None if minimum is None else _whole_tiles(minimum).mT.contiguous()
-    return PackedMatrix(_tiled(shifted, bits), _whole_tiles(scale).mT.contiguous(), bits, outer, inner, BLOCK, lowest)
+    return PackedMatrix(
+        _tiled(shifted, bits), _whole_tiles(scale).mT.contiguous(), bits, outer, inner, BLOCK, lowest, levels
+    )
 
 
 def unpack(packed: PackedMatrix, rows: Tensor | None = None) -> Tensor:
@@ -60,7 +69,9 @@ def unpack(packed: PackedMatrix, rows: Tensor | None = None) -> Tensor:
     numbers = (stored if packed.bits == 8 else _halves(stored)).flatten(-3)  # merge blocks, groups of 4, weights
     size = packed.group or numbers.shape[-1]
     whole = F.pad(numbers, (0, size * scale.shape[-1] - numbers.shape[-1])).unflatten(-1, (-1, size))
-    if lowest is not None and packed.bits == 4:
+    if packed.levels is not None:
+        whole = packed.levels[whole.int() + 8]
+    elif lowest is not None and packed.bits == 4:
         whole = whole + 8
     values = whole * scale[..., None]
     return (values if lowest is None else values + lowest[..., None]).flatten(-2)[..., : packed.inner]

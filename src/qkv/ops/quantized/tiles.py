@@ -55,5 +55,5 @@ def product(x: torch.Tensor, weight: PackedMatrix, least: int, bias: torch.Tenso
     """
     if weight.scale is None:
         return library.product(x, weight.stored, bias, least)
-    form = weight.bits, weight.outer, weight.group, weight.minimum
+    form = weight.bits, weight.outer, weight.group, weight.minimum, weight.levels
     return library.quantized_product(x, weight.stored, weight.scale, *form, bias, least)
