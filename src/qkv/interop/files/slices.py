@@ -50,13 +50,18 @@ def with_slices(stored: Mapping[str, Stored], names: Iterable[str]) -> dict[str,
     tensors = {name: tensor for name, tensor in stored.items() if name not in sliced}
     for name in sliced & stored.keys():
         whole = stored[name]
-        tensors |= {f"{name}[{i}]": _slice(whole, i) for i in range(whole.shape[0] if whole.shape else 0)}
+        tensors |= {f"{name}[{i}]": slice_of(whole, i) for i in range(whole.shape[0] if whole.shape else 0)}
     return tensors
 
 
-def _slice(whole: Stored, index: int) -> Stored:
+def slice_of(whole: Stored, index: int) -> Stored:
+    """Return slice ``index`` of a stored tensor, without reading it.
+
+    A tensor that can be read in slices, such as a quantised stack of experts, has a method ``at``.
+    """
     if not isinstance(whole, Entry):
-        return Slice(whole, index)
+        at = getattr(whole, "at", None)
+        return Slice(whole, index) if at is None else at(index)
     shape = whole.shape[1:]
     return whole._replace(begin=whole.begin + index * math.prod(shape) * whole.dtype.itemsize, shape=shape)
 

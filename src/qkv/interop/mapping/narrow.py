@@ -20,13 +20,16 @@ class NarrowWeights(NamedTuple):
     """Matrix w = scale · number + minimum: numbers (O, I) in int8; scale and minimum (O, I / 32) in fp16, or None.
 
     Without a minimum, scales may be in bf16, or in fp32, which ``packed`` rounds to fp16.
-    bits: 8; or 4, with numbers from -8 to 7, or from 0 to 15 with a minimum.
+    bits: 8; or 4, with numbers from -8 to 7, or from 0 to 15 with a minimum, or among ``levels``: 16 numbers in int8.
+    transposed: the published matrix (I, O) is the transposed one, but its groups are along I.
     """
 
     numbers: Tensor
     scale: Tensor
     minimum: Tensor | None
     bits: int
+    levels: Tensor | None = None
+    transposed: bool = False
 
     @property
     def finite(self) -> bool:
@@ -34,14 +37,15 @@ class NarrowWeights(NamedTuple):
         return all(bool(t.isfinite().all()) for t in (self.scale, self.minimum) if t is not None)
 
     def dense(self) -> Tensor:
-        """Compute the matrix in fp32."""
+        """Compute the published matrix in fp32."""
         groups = self.numbers.unflatten(1, (-1, GROUP)) * self.scale.to(torch.float32)[..., None]
-        return (groups if self.minimum is None else groups + self.minimum.to(torch.float32)[..., None]).flatten(1)
+        whole = (groups if self.minimum is None else groups + self.minimum.to(torch.float32)[..., None]).flatten(1)
+        return whole.t() if self.transposed else whole
 
     def packed(self) -> PackedMatrix:
         """Return the matrix in the storage format of ``qkv.ops.quantized``."""
         scale = self.scale.to(torch.float16) if self.scale.dtype == torch.float32 else self.scale
-        return pack_numbers(self.numbers, scale, self.minimum, self.bits)
+        return pack_numbers(self.numbers, scale, self.minimum, self.bits, self.levels)
 
 
 def round_weights(weight: Tensor) -> NarrowWeights:
@@ -68,28 +72,40 @@ def convert_outward(way: Way, matrix: NarrowWeights, cut: Cut) -> NarrowWeights 
 
 
 def _converted(convert: Callable[[list[Tensor]], Tensor], parts: Sequence[NarrowWeights]) -> NarrowWeights | None:
-    columns = [torch.arange(part.scale.shape[1]).expand(part.scale.shape) for part in parts]
+    first, width = parts[0], parts[0].scale.shape[1]
+
+    def converted(tensors: Sequence[Tensor]) -> Tensor:
+        return convert([t.t() if part.transposed else t for part, t in zip(parts, tensors, strict=True)])
+
     try:
-        after = convert(columns)
+        after = converted([torch.arange(width).expand(part.scale.shape) for part in parts])
     except RuntimeError:  # the conversion splits columns
         return None
-    width = columns[0].shape[1]
-    if after.dim() != 2 or after.shape[1] != width or not torch.equal(after, columns[0][:1].expand(after.shape)):
+    if after.dim() != 2 or after.shape[1] != width or not torch.equal(after, torch.arange(width).expand(after.shape)):
         return None
-    numbers, scale = convert([p.numbers for p in parts]), convert([p.scale for p in parts])
-    lowest = [p.minimum for p in parts if p.minimum is not None]
-    return NarrowWeights(numbers, scale, convert(lowest) if lowest else None, parts[0].bits)
+    numbers, scale = converted([part.numbers for part in parts]), converted([part.scale for part in parts])
+    lowest = [part.minimum for part in parts if part.minimum is not None]
+    return NarrowWeights(numbers, scale, converted(lowest) if lowest else None, first.bits, first.levels)
 
 
 def _alike(parts: Sequence[NarrowWeights]) -> Sequence[NarrowWeights]:
-    """Convert parts of one matrix to the same form, exactly: 8 bits unless all have 4, minimums if one part has any."""
-    forms = {(part.bits, part.minimum is None) for part in parts}
+    """Convert parts of one matrix to the same form, exactly.
+
+    This is 8 bits unless all have 4 and the same levels, and minimums if one part has any.
+    """
+    forms = {(part.bits, part.minimum is None, _numbers_of(part.levels)) for part in parts}
     if len(forms) == 1:
         return parts
     with_minimum = any(part.minimum is not None for part in parts)
     return [
         part._replace(
-            bits=8, minimum=torch.zeros_like(part.scale) if with_minimum and part.minimum is None else part.minimum
+            bits=8,
+            levels=None,
+            minimum=torch.zeros_like(part.scale) if with_minimum and part.minimum is None else part.minimum,
         )
         for part in parts
     ]
+
+
+def _numbers_of(levels: Tensor | None) -> tuple[int, ...]:
+    return () if levels is None else tuple(levels.tolist())

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from qkv.interop.files.folder import Stored
+from qkv.interop.files.slices import slice_of
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.narrow import GROUP, NarrowWeights, round_weights
 from qkv.spec.register import Register
@@ -32,8 +33,11 @@ class Scheme:
 
     method: ``quant_method`` in configs. key: suffix of a tensor name that every quantised module has. beside: suffixes
     of which every module has at least one, too; others: suffixes of optional tensors. check: raises ``UserError`` for
-    unsupported settings. shape: returns (O, I) from the stored parts of a module, by suffix. read: returns the matrix
-    from its parts and the settings, as ``NarrowWeights`` if it has that form, else in fp32.
+    unsupported settings. shape: returns (O, I), of a stack of experts (E, I, O), from the stored parts of a module, by
+    suffix. read: returns a matrix from its parts and the settings, as ``NarrowWeights`` if it has that form, else in
+    fp32. narrow: returns a matrix that ``read`` returns in fp32 in 4 bits, rounded, or None; without it, such a matrix
+    is rounded to 8 bits. joint: text between the names of a module and its parts; ending: what follows the module in
+    the name of the unquantised tensor.
     """
 
     method: str
@@ -41,8 +45,11 @@ class Scheme:
     beside: tuple[str, ...]
     others: tuple[str, ...]
     check: Callable[[Config], None]
-    shape: Callable[[Mapping[str, Stored], Config], tuple[int, int]]
+    shape: Callable[[Mapping[str, Stored], Config], tuple[int, ...]]
     read: Callable[[Parts, Config], NarrowWeights | Tensor]
+    narrow: Callable[[Parts], NarrowWeights | None] | None = None
+    joint: str = "."
+    ending: str = ".weight"
 
 
 SCHEMES: Register[str, Scheme] = Register("qkv.interop.schemes")
@@ -55,7 +62,10 @@ def register(scheme: Scheme) -> Scheme:
 
 
 class QuantizedTensor(NamedTuple):
-    """Matrix (O, I) that a scheme stores in several tensors; reading computes it in fp32."""
+    """Matrix (O, I), or stack of experts' matrices, that a scheme stores in several tensors.
+
+    Reading computes it in fp32.
+    """
 
     parts: Mapping[str, Stored]
     scheme: Scheme
@@ -75,7 +85,9 @@ class QuantizedTensor(NamedTuple):
         return math.prod(self.shape)
 
     def read(self) -> Tensor:
-        """Read the matrix in fp32."""
+        """Read the matrix, or all of a stack, in fp32."""
+        if len(self.shape) > 2:
+            return torch.stack([self.at(i).read() for i in range(self.shape[0])])
         matrix = self._read()
         return matrix.dense() if isinstance(matrix, NarrowWeights) else matrix
 
@@ -85,13 +97,23 @@ class QuantizedTensor(NamedTuple):
 
     def narrow(self) -> NarrowWeights | None:
         """Read the matrix in 8 or 4 bits; return None if its row length is not a multiple of 32."""
-        matrix = self._read()
+        narrower = self.scheme.narrow
+        rounded = None if narrower is None else narrower(self._tensors())
+        matrix = self._read() if rounded is None else rounded
         if isinstance(matrix, NarrowWeights):
             return matrix
         return None if self.shape[1] % GROUP else round_weights(matrix)
 
+    def at(self, index: int) -> QuantizedTensor:
+        """Return one matrix of a stack, without reading it."""
+        parts = {ending: slice_of(part, index) for ending, part in self.parts.items()}
+        return self._replace(parts=parts, shape=self.shape[1:])
+
     def _read(self) -> NarrowWeights | Tensor:
-        return self.scheme.read({ending: part.read() for ending, part in self.parts.items()}, self.settings)
+        return self.scheme.read(self._tensors(), self.settings)
+
+    def _tensors(self) -> Parts:
+        return {ending: part.read() for ending, part in self.parts.items()}
 
 
 def settings_of(values: Mapping[str, Any], source: str) -> Config | None:
@@ -106,18 +128,22 @@ def settings_of(values: Mapping[str, Any], source: str) -> Config | None:
 
 
 def with_matrices(stored: Mapping[str, Stored], settings: Config) -> dict[str, Stored]:
-    """Replace the tensors of each quantised module by one matrix, named ``….weight``. Raises ``UserError``."""
+    """Replace the tensors of each quantised module by one matrix, named like the unquantised tensor.
+
+    Raises ``UserError``.
+    """
     scheme = SCHEMES[settings.word("quant_method")]
     scheme.check(settings)
     matrices, used = dict[str, Stored](), set[str]()
     for name in stored:
-        module, dot, ending = name.rpartition(f".{scheme.key}")
-        if not dot or ending or (scheme.beside and not any(f"{module}.{each}" in stored for each in scheme.beside)):
+        module, key, rest = name.rpartition(scheme.joint + scheme.key)
+        before = module + scheme.joint
+        if not key or rest or (scheme.beside and not any(before + each in stored for each in scheme.beside)):
             continue
         endings = (scheme.key, *scheme.beside, *scheme.others)
-        parts = {each: stored[f"{module}.{each}"] for each in endings if f"{module}.{each}" in stored}
-        used |= {f"{module}.{each}" for each in parts}
-        matrices[f"{module}.weight"] = QuantizedTensor(parts, scheme, settings, scheme.shape(parts, settings))
+        parts = {each: stored[before + each] for each in endings if before + each in stored}
+        used |= {before + each for each in parts}
+        matrices[module + scheme.ending] = QuantizedTensor(parts, scheme, settings, scheme.shape(parts, settings))
     return {name: tensor for name, tensor in stored.items() if name not in used} | matrices
 
 

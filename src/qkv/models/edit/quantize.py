@@ -31,9 +31,9 @@ _LEAST = 8
 def quantize(model: nn.Module, part: Quantization) -> None:
     """Replace the linear layers, embedding tables and output matrices of ``model`` by quantised ones, in place.
 
-    A tied output matrix stays the embedding table: both read the same bytes. Other weights, such as convolutions and
-    experts, are not quantised but converted to fp32, the dtype of activations. Raises ``UserError`` for weights that
-    are not finite.
+    A tied output matrix stays the embedding table: both read the same bytes. Matrices of experts are linear layers,
+    too. Other weights, such as convolutions, are not quantised but converted to fp32, the dtype of activations. Raises
+    ``UserError`` for weights that are not finite.
     """
     for name, places in places_of(model).items():
         owner, leaf = places[0]
