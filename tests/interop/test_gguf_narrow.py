@@ -11,7 +11,9 @@ import torch
 from tests.interop.gguf_models import VOCAB, model_of
 
 import qkv
-from qkv.interop.gguf.blocks import EXACT, read_blocks
+from qkv.interop.gguf.blocks import EXACT
+from qkv.interop.gguf.grids import GRIDS
+from qkv.interop.gguf.read import BlockTensor
 from qkv.interop.gguf.write import save_gguf
 from qkv.interop.load import load_published
 from qkv.layers.linear.quantized import QuantizedLinear, QuantizedTable
@@ -19,12 +21,16 @@ from qkv.models.transformer import Transformer
 from qkv.ops.quantized import reference
 from qkv.runs.storage.load import load_stored
 from qkv.system.errors import UserError
+from qkv.tokenizers.gguf.file import StoredTensor
 
 gguf = pytest.importorskip("gguf")
 
 IDS = torch.randint(0, VOCAB, (2, 12), generator=torch.Generator().manual_seed(3))
-ROUNDED = {"Q4_K": 5e-4, "Q5_K": 5e-4, "Q6_K": 1e-2}
+SCALES = dict.fromkeys(("Q4_K", "Q5_K", "IQ4_XS", *sorted(GRIDS.keys() - set(EXACT))), 5e-4)
+ROUNDED = {**SCALES, **dict.fromkeys(("Q2_K", "Q3_K", "Q6_K", "IQ2_XS", "IQ2_S"), 1e-2)}
 """Kinds that are not stored as they are -> bound of |w' - w| / |w| over a matrix."""
+FACTORS = {"Q2_K": 80, "Q3_K": 108, "Q4_K": 0, "Q5_K": 0, "Q6_K": 208, "TQ1_0": 52, "TQ2_0": 64}
+"""First byte of a block's factors in fp16, if it is not 0."""
 
 
 def random_blocks(kind: str, rows: int, columns: int) -> np.ndarray:
@@ -32,23 +38,29 @@ def random_blocks(kind: str, rows: int, columns: int) -> np.ndarray:
     generator = np.random.default_rng(7)
     weights, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     raw = generator.integers(0, 256, (rows * columns // weights, size), np.uint8)
+    first, count = FACTORS.get(kind, 0), 4 if kind in ("Q2_K", "Q4_K", "Q5_K") else 2
     factors = (generator.random((len(raw), 2)) / 100).astype(np.float16).view(np.uint8)
+    raw[:, first : first + count] = factors[:, :count]
     if kind == "Q6_K":
         raw[:, 192:208] = generator.integers(40, 60, (len(raw), 16), np.uint8)
-        raw[:, 208:] = factors[:, :2]
-    else:
-        raw[:, :4] = factors
+    if kind == "MXFP4":
+        raw[:, 0] = np.concatenate(([0, 1, 2], generator.integers(3, 200, len(raw) - 3)))
     return raw.reshape(rows, -1)
 
 
+QUANTISED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+
+
 @pytest.mark.parametrize("kind", [*EXACT, *ROUNDED])
-def test_blocks_have_the_values_that_the_library_gguf_reads(kind: str) -> None:
+def test_blocks_have_the_values_that_the_library_gguf_reads(kind: str, tmp_path: Path) -> None:
     number, weight = gguf.GGMLQuantizationType[kind], np.random.default_rng(5).standard_normal((48, 512), np.float32)
-    raw = gguf.quantize(weight, number) if kind in EXACT else random_blocks(kind, 48, 512)
+    raw = gguf.quantize(weight, number) if kind in QUANTISED else random_blocks(kind, 48, 512)
     wanted = torch.from_numpy(gguf.dequantize(raw, number))
-    found = read_blocks(kind, torch.from_numpy(raw.reshape(-1)), (48, 512))
-    assert found is not None
+    (tmp_path / "raw").write_bytes(raw.tobytes())
+    found = BlockTensor(tmp_path / "raw", StoredTensor(kind, (48, 512), 0, raw.nbytes)).narrow()
     values = reference.unpack(found.packed())
+    assert torch.equal(found.dense(), values)
+    assert found.bits == (4 if kind.startswith(("Q4", "MXFP4", "IQ4")) or kind in GRIDS else 8)
     if kind in EXACT:
         assert torch.equal(values, wanted)
     else:

@@ -1,8 +1,9 @@
 """Blocks of quantised weights in GGUF files, read as numbers with a scale and a minimum per 32 weights of a row.
 
-w = d q, d (q - 8) or d q + m with d and m in fp16 are read exactly (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0). In Q4_K and Q5_K, d
-and m are products of an fp16 number and a 6-bit number, which are rounded to fp16, with a relative error of at most
-2^-11. All other kinds are rounded to 8 bits with a scale per 32 weights.
+w = d q, d (q - 8) or d q + m with d and m in fp16 are read exactly (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0), as are indices of
+levels with a scale in fp16 or a power of two (IQ4_NL, MXFP4). In Q4_K, Q5_K and IQ4_XS, d and m are products of an fp16
+number and a 6-bit number, which are rounded to fp16, with a relative error of at most 2^-11. ``qkv.interop.gguf.grids``
+reads kinds with tables of several weights. All other kinds are rounded to 8 bits with a scale per 32 weights.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from qkv.interop.gguf.grids import GRIDS, read_grid
+from qkv.interop.mapping.levels import E2M1, IQ4_NL, half_powers
 from qkv.interop.mapping.narrow import GROUP, NarrowWeights
 from qkv.ops.quantized.reference import round_to_eight
 
-EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+EXACT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "IQ4_NL", "TQ1_0", "TQ2_0")
 """Kinds whose values are read without rounding."""
 
 
 def read_blocks(kind: str, raw: Tensor, shape: tuple[int, ...]) -> NarrowWeights | None:
     """Read a matrix (O, I) of blocks of a ``kind`` from its bytes ``raw``; return None for an unsupported kind."""
+    if kind in GRIDS:
+        return read_grid(kind, raw, shape)
     if kind not in _READERS:
         return None
     bits, size, read = _READERS[kind]
@@ -28,7 +33,8 @@ def read_blocks(kind: str, raw: Tensor, shape: tuple[int, ...]) -> NarrowWeights
     rows, columns = shape[0], shape[1]
     groups = rows, columns // GROUP
     lowest = None if minimum is None else minimum.reshape(groups)
-    return NarrowWeights(numbers.reshape(rows, columns), scale.reshape(groups), lowest, bits)
+    levels = _LEVELS.get(kind)
+    return NarrowWeights(numbers.reshape(rows, columns), scale.reshape(groups), lowest, bits, levels)
 
 
 def _halves(raw: Tensor, begin: int, count: int = 1) -> Tensor:
@@ -102,6 +108,23 @@ def _q6_k(raw: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     return *round_to_eight(weight.flatten(1).unflatten(1, (8, GROUP)), torch.float16), None
 
 
+def _mxfp4(raw: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    return E2M1[_nibbles(raw[:, 1:]).int()], half_powers(raw[:, :1]), None
+
+
+def _iq4_nl(raw: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    return IQ4_NL[_nibbles(raw[:, 2:]).int()], _halves(raw, 0), None
+
+
+def _iq4_xs(raw: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Read blocks of 256 weights: d, 8 6-bit scales (all upper two bits, then all lower four), indices of levels."""
+    upper = raw[:, 2:4, None] >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8) & 3
+    lower = torch.stack((raw[:, 4:8] & 15, raw[:, 4:8] >> 4), 2).flatten(1)
+    scale = _halves(raw, 0).to(torch.float32) * ((lower | upper.flatten(1) << 4).to(torch.int8) - 32)
+    numbers = IQ4_NL[_nibbles(raw[:, 8:].reshape(-1, 16)).int()]
+    return numbers, scale.to(torch.float16), None
+
+
 _Reader = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]
 _READERS: dict[str, tuple[int, int, _Reader]] = {
     "Q4_0": (4, 18, _q4_0),
@@ -112,5 +135,10 @@ _READERS: dict[str, tuple[int, int, _Reader]] = {
     "Q4_K": (4, 144, _q4_k),
     "Q5_K": (8, 176, _q5_k),
     "Q6_K": (8, 210, _q6_k),
+    "MXFP4": (4, 17, _mxfp4),
+    "IQ4_NL": (4, 18, _iq4_nl),
+    "IQ4_XS": (4, 136, _iq4_xs),
 }
 """Kind of block -> bits per number after reading, bytes of a block, and function that reads blocks (N, bytes)."""
+_LEVELS = {"MXFP4": E2M1, "IQ4_NL": IQ4_NL, "IQ4_XS": IQ4_NL}
+"""Levels of the kinds whose numbers are indices."""
