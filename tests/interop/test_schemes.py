@@ -232,6 +232,8 @@ def test_matrices_are_those_that_the_scheme_defines(case: str, folder: Callable[
             torch.testing.assert_close(layer.weight, exact, rtol=1e-6, atol=0)
         else:
             assert (layer.weight - exact).norm() < 6e-3 * exact.norm()
+        if case.startswith("nf4"):
+            assert layer.matrix.bits == 4
 
 
 @pytest.mark.parametrize(
