@@ -50,6 +50,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "long_prompt": ("a prompt of 96 tokens", "longest pause", "2 of 2 wrote the same tokens"),
     "long_range": ("mixers on long rows", "most frequent label", "linear attention", "60 rows for training"),
     "own_tables": ("defaults on tables", "kept (runs)", "sum of values", "rmse"),
+    "narrow": ("left out: transformers", "left out: llama.cpp", "GGUF", "experts in bf16", "experts in MXFP4"),
     "pages": ("a decoding step", "1 × 40 + 1 × 3", "a row leaves", "4 requests that begin with the same 40 tokens"),
     "products": ("fp32 products, GFLOP/s", "MKL, packed", "oneDNN operator", "chosen", "inference"),
     "proteins": ("location of proteins", "most frequent location", "composition", "val"),
