@@ -102,8 +102,10 @@ def matrices(model: Transformer) -> dict[str, Any]:
         {"": "Q5_1"},
         {"attn_q": "Q4_1", "attn_k": "Q4_0", "attn_v": "Q8_0", "ffn_gate": "Q5_0", "ffn_up": "Q4_1", "": "Q5_1"},
         {"": "Q4_1", "attn_k": "Q8_0"},
+        {"": "MXFP4"},
+        {"attn_v": "Q8_0", "": "MXFP4"},
     ],
-    ids=["one", "as published", "fifth bit", "each another", "table in four bits"],
+    ids=["one", "as published", "fifth bit", "each another", "table in four bits", "levels", "levels and numbers"],
 )
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_weights_keep_their_values_and_their_size(kinds: dict[str, str], name: str, tmp_path: Path) -> None:
@@ -123,6 +125,16 @@ def test_weights_keep_their_values_and_their_size(kinds: dict[str, str], name: s
     held = sum({b.data_ptr(): b.nbytes for b in (*narrow.buffers(), *narrow.parameters())}.values())
     # Five bits, and parts of several kinds that are joined, take 8 bits.
     assert held <= (1.7 if "attn_v" in kinds or "Q5_1" in kinds.values() else 1.3) * stored
+
+
+@torch.no_grad()
+def test_levels_decode_as_they_read(tmp_path: Path) -> None:
+    """One native call per token, from a token table of levels on."""
+    narrow = load_published(llama(tmp_path, {"": "MXFP4"}), narrow=True).model
+    state = narrow.init_state(2, capacity=IDS.shape[1])
+    for column in IDS.t().tolist():
+        logits, state = narrow.decode([[token] for token in column], state)
+    torch.testing.assert_close(logits, narrow(IDS)[0][:, -1], rtol=1e-4, atol=1e-4)
 
 
 def test_a_file_is_narrow_where_it_is_used_and_wide_where_it_is_changed(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ LEVELS = torch.tensor([-128, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 
 def published_levels(dtype: torch.dtype, outer: int, inner: int) -> PackedMatrix:
     """Indices of levels, as MXFP4 (scales in bf16) and IQ4_NL (in fp16) hold them."""
     index = torch.randint(0, 16, (outer, inner), generator=torch.Generator().manual_seed(outer))
-    return reference.pack_numbers(LEVELS[index], random(outer, inner // 32).to(dtype), None, 4, LEVELS)
+    return reference.pack_numbers(index.to(torch.int8), random(outer, inner // 32).to(dtype), None, 4, LEVELS)
 
 
 def products_equal_float64(packed: PackedMatrix) -> None:
@@ -138,7 +138,7 @@ def test_published_levels_equal_float64(dtype: torch.dtype, outer: int, inner: i
 
 @needs_native
 def test_largest_levels_do_not_overflow() -> None:
-    numbers = LEVELS[[0, 15]].repeat_interleave(128).expand(20, 256).contiguous()
+    numbers = torch.tensor([0, 15], dtype=torch.int8).repeat_interleave(128).expand(20, 256).contiguous()
     packed = reference.pack_numbers(numbers, torch.ones(20, 8).half(), None, 4, LEVELS)
     for sign in (-1.0, 1.0):
         x = torch.full((3, 256), 3.0 * sign)

@@ -250,19 +250,21 @@ def _packed(
     """
     first, tied = rules
     twice = {id(places[match.ours]) for match in tied if any(name in stored for name in match.theirs)}
-    packed = dict[str, PackedMatrix]()
-    for match in first:
-        if not can_hold_packed(places[match.ours]) or id(places[match.ours]) in twice:
-            continue
-        parts = [part for name in match.theirs if (part := narrow_of(stored[name])) is not None]
-        matrix = convert_inward(match.way, parts, match.cut) if len(parts) == len(match.theirs) else None
-        if matrix is None:
-            continue
-        if not matrix.finite:
-            name = source.stored_name(match.theirs[0])
-            raise UserError(f"{source}: the tensor {name!r} has weights that are not finite numbers")
-        packed[match.ours] = matrix.packed()
-    return packed
+    several = [m for m in first if can_hold_packed(places[m.ours]) and id(places[m.ours]) not in twice]
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        matrices = threads.map(lambda match: _packed_matrix(match, stored, source), several)
+        return {match.ours: one for match, one in zip(several, matrices, strict=True) if one is not None}
+
+
+def _packed_matrix(match: Match, stored: Mapping[str, Stored], source: Origin) -> PackedMatrix | None:
+    parts = [part for name in match.theirs if (part := narrow_of(stored[name])) is not None]
+    matrix = convert_inward(match.way, parts, match.cut) if len(parts) == len(match.theirs) else None
+    if matrix is None:
+        return None
+    if not matrix.finite:
+        name = source.stored_name(match.theirs[0])
+        raise UserError(f"{source}: the tensor {name!r} has weights that are not finite numbers")
+    return matrix.packed()
 
 
 def _shared(model: nn.Module, rules: Sequence[Match]) -> tuple[list[Match], list[Match]]:

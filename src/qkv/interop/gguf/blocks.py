@@ -109,11 +109,11 @@ def _q6_k(raw: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
 
 
 def _mxfp4(raw: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    return E2M1[_nibbles(raw[:, 1:]).int()], half_powers(raw[:, :1]), None
+    return _nibbles(raw[:, 1:]), half_powers(raw[:, :1]), None
 
 
 def _iq4_nl(raw: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    return IQ4_NL[_nibbles(raw[:, 2:]).int()], _halves(raw, 0), None
+    return _nibbles(raw[:, 2:]), _halves(raw, 0), None
 
 
 def _iq4_xs(raw: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -121,8 +121,7 @@ def _iq4_xs(raw: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     upper = raw[:, 2:4, None] >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8) & 3
     lower = torch.stack((raw[:, 4:8] & 15, raw[:, 4:8] >> 4), 2).flatten(1)
     scale = _halves(raw, 0).to(torch.float32) * ((lower | upper.flatten(1) << 4).to(torch.int8) - 32)
-    numbers = IQ4_NL[_nibbles(raw[:, 8:].reshape(-1, 16)).int()]
-    return numbers, scale.to(torch.float16), None
+    return _nibbles(raw[:, 8:].reshape(-1, 16)), scale.to(torch.float16), None
 
 
 _Reader = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qkv.interop.mapping.levels import both_signs
+from qkv.interop.mapping.levels import both_signs, indices_of
 from qkv.interop.mapping.narrow import GROUP, NarrowWeights
 from qkv.tokenizers.gguf.file import library
 
@@ -42,6 +42,7 @@ def read_grid(kind: str, raw: Tensor, shape: tuple[int, ...]) -> NarrowWeights:
     unit = factor * grid.scales(blocks)
     numbers = (whole.view(-1, _GROUPS, GROUP) / torch.where(unit == 0, 1.0, unit)[..., None]).round().to(torch.int8)
     rows, columns = shape
+    numbers = numbers if grid.levels is None else indices_of(numbers, grid.levels)
     scale = unit.to(torch.float16).reshape(rows, columns // GROUP)
     return NarrowWeights(numbers.reshape(rows, columns), scale, None, 4, grid.levels)
 

@@ -34,6 +34,13 @@ IQ4_NL = level_table((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 5
 """Levels of IQ4_NL and IQ4_XS."""
 
 
+def indices_of(numbers: Tensor, levels: Tensor) -> Tensor:
+    """Return the index in ``levels`` (16) of each of the ``numbers``, in int8."""
+    table = torch.zeros(256, dtype=torch.int8)
+    table[levels.int() + 128] = torch.arange(16, dtype=torch.int8)
+    return table[numbers.int() + 128]
+
+
 def half_powers(exponents: Tensor) -> Tensor:
     """Compute 2^(e - 128) in bf16, without rounding, from bytes e of e8m0: the scales of ``E2M1``. 255 gives NaN."""
     e = exponents.to(torch.int16)

@@ -20,7 +20,7 @@ class NarrowWeights(NamedTuple):
     """Matrix w = scale · number + minimum: numbers (O, I) in int8; scale and minimum (O, I / 32) in fp16, or None.
 
     Without a minimum, scales may be in bf16, or in fp32, which ``packed`` rounds to fp16.
-    bits: 8; or 4, with numbers from -8 to 7, or from 0 to 15 with a minimum, or among ``levels``: 16 numbers in int8.
+    bits: 8; or 4, with numbers from -8 to 7, or from 0 to 15 with a minimum, or indices of ``levels`` (16) in int8.
     transposed: the published matrix (I, O) is the transposed one, but its groups are along I.
     """
 
@@ -32,13 +32,18 @@ class NarrowWeights(NamedTuple):
     transposed: bool = False
 
     @property
+    def values(self) -> Tensor:
+        """Numbers, or the levels that they are indices of, (O, I) in int8."""
+        return self.numbers if self.levels is None else self.levels[self.numbers.int()]
+
+    @property
     def finite(self) -> bool:
         """Whether all weights are finite numbers."""
         return all(bool(t.isfinite().all()) for t in (self.scale, self.minimum) if t is not None)
 
     def dense(self) -> Tensor:
         """Compute the published matrix in fp32."""
-        groups = self.numbers.unflatten(1, (-1, GROUP)) * self.scale.to(torch.float32)[..., None]
+        groups = self.values.unflatten(1, (-1, GROUP)) * self.scale.to(torch.float32)[..., None]
         whole = (groups if self.minimum is None else groups + self.minimum.to(torch.float32)[..., None]).flatten(1)
         return whole.t() if self.transposed else whole
 
@@ -99,6 +104,7 @@ def _alike(parts: Sequence[NarrowWeights]) -> Sequence[NarrowWeights]:
     with_minimum = any(part.minimum is not None for part in parts)
     return [
         part._replace(
+            numbers=part.values,
             bits=8,
             levels=None,
             minimum=torch.zeros_like(part.scale) if with_minimum and part.minimum is None else part.minimum,

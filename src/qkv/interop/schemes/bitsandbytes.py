@@ -75,7 +75,7 @@ def _narrow(parts: Parts) -> NarrowWeights | None:
     if inner % GROUP or state["blocksize"] % GROUP:
         return None
     factor, levels = _multiples(parts["weight.quant_map"].to(torch.float32))
-    numbers = levels[_index(parts)[: outer * inner]].view(outer, inner)
+    numbers = _index(parts)[: outer * inner].view(outer, inner).to(torch.int8)
     scale = (_largest(parts, state) / factor).repeat_interleave(state["blocksize"] // GROUP)
     return NarrowWeights(numbers, scale[: outer * inner // GROUP].view(outer, -1), None, 4, levels)
 

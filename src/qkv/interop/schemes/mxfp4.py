@@ -30,7 +30,7 @@ def _shape(parts: Mapping[str, Stored], settings: Config) -> tuple[int, ...]:
 def _read(parts: Parts, settings: Config) -> NarrowWeights | Tensor:
     exponents = parts["scales"]
     pairs = parts["blocks"].reshape(*exponents.shape, GROUP // 2)
-    numbers = E2M1[torch.stack((pairs & 15, pairs >> 4), -1).int()].flatten(1)
+    numbers = torch.stack((pairs & 15, pairs >> 4), -1).flatten(1).view(torch.int8)
     return NarrowWeights(numbers, half_powers(exponents), None, 4, E2M1, transposed=True)
 
 

@@ -37,18 +37,14 @@ def pack(weight: Tensor, bits: int, group: int = 0) -> PackedMatrix:
 def pack_numbers(
     numbers: Tensor, scale: Tensor, minimum: Tensor | None, bits: int, levels: Tensor | None = None
 ) -> PackedMatrix:
-    """Store w = scale · number + minimum without rounding.
+    """Store w = scale · number + minimum, or scale · levels[number], without rounding.
 
-    numbers: (O, I) in int8; in 4 bits from -8 to 7, or from 0 to 15 with minimums, or among ``levels`` (16) in int8. I
-    is a multiple of 32. scale, minimum: (O, I / 32) in fp16, or None for no minimums; without, scales may be in bf16.
+    numbers: (O, I) in int8; in 4 bits from -8 to 7, or from 0 to 15 with minimums or with ``levels`` (16) in int8. I is
+    a multiple of 32. scale, minimum: (O, I / 32) in fp16, or None for no minimums; without, scales may be in bf16.
     """
     outer, inner = numbers.shape
-    if levels is not None:
-        index = torch.zeros(256, dtype=torch.int8)
-        index[levels.long() + 128] = torch.arange(16, dtype=torch.int8)
-        shifted = index[numbers.int() + 128] - 8
-    else:
-        shifted = numbers - 8 if bits == 4 and minimum is not None else numbers
+    from_zero = bits == 4 and (minimum is not None or levels is not None)
+    shifted = numbers - 8 if from_zero else numbers
     lowest = None if minimum is None else _whole_tiles(minimum).mT.contiguous()
     return PackedMatrix(
         _tiled(shifted, bits), _whole_tiles(scale).mT.contiguous(), bits, outer, inner, BLOCK, lowest, levels
