@@ -75,6 +75,10 @@ class Config:
         """Return True if the weight files beside the config contain a tensor with this name."""
         return self.held is not None and name in self.held.names
 
+    def named(self, ending: str) -> list[str]:
+        """Return the names of the tensors beside the config that end in ``ending``, in alphabetical order."""
+        return sorted(name for name in (self.held.names if self.held else ()) if name.endswith(ending))
+
     def stored(self, name: str) -> Tensor | None:
         """Read the tensor with this name from the weight files beside the config; None if they lack it."""
         return self.held.read(name) if self.held and self.held.read and name in self.held.names else None

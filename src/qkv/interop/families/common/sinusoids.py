@@ -30,8 +30,7 @@ def other_frequencies(config: Config, part: Rope, ending: str) -> str | None:
 
     ``ending``: end of the names of such vectors. The tolerance is relative, and as in ``is_sinusoid``.
     """
-    names = sorted(name for name in (config.held.names if config.held else ()) if name.endswith(ending))
-    return next((name for name in names if not _is_rope(config, part, name)), None)
+    return next((name for name in config.named(ending) if not _is_rope(config, part, name)), None)
 
 
 def _is_rope(config: Config, part: Rope, name: str) -> bool:

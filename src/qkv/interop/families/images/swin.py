@@ -6,9 +6,12 @@ branches. The body of Donut (Kim et al. 2022) is Swin without the final norm.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from qkv.interop.families.common import heads
 from qkv.interop.families.common.activations import INWARD, OUTWARD
@@ -19,6 +22,7 @@ from qkv.interop.mapping.conversions import QKV, Broadcast
 from qkv.interop.mapping.family import Family
 from qkv.interop.mapping.names import NameRule, Reasons
 from qkv.interop.registry import register
+from qkv.ops.windows import offsets
 from qkv.spec.branches import FeedForward
 from qkv.spec.heads import Head
 from qkv.spec.mixers.grids.windows import MappedBias, TableBias, WindowAttention
@@ -133,6 +137,29 @@ def _spec(config: Config, head: Head, windows: Windows, block: Block, norm: bool
     return stages.model(config, width, embeds, blocks, inner if norm else NoNorm(), head)
 
 
+def _of_donut(config: Config, head: Head) -> Model:
+    """Build the spec of Donut's encoder, whose published code reads the index of offsets from the files.
+
+    Raises ``UserError`` for an index other than that of a window.
+    """
+    for name in config.named("relative_position_index"):
+        index = config.stored(name)
+        if index is not None and not _is_index(index):
+            raise UserError(
+                f"{config.source}: the tensor {name!r} beside it is not the index of offsets in a window; it needs: "
+                "biases at stored places of the table"
+            )
+    return _spec(config, head, _attention, Block(), norm=False)
+
+
+def _is_index(index: Tensor) -> bool:
+    """Return True if ``index`` (M², M²) is (r + M - 1) (2 M - 1) + c + M - 1, for cells r rows and c columns apart."""
+    side = math.isqrt(math.isqrt(index.numel()))
+    away = offsets(side, 2, index.device) + side - 1
+    computed = away[..., 0] * (2 * side - 1) + away[..., 1]
+    return index.shape == computed.shape and bool((index == computed).all())
+
+
 def _config(spec: Model) -> dict[str, Any] | None:
     """Return the keys that all these families share; None if the structure is not theirs."""
     match shape_of(spec):
@@ -200,7 +227,7 @@ DONUT = replace(
     name="Donut's encoder",
     model_types=("donut-swin",),
     architectures={"DonutSwinForImageClassification": stages.classifier(), "DonutSwinModel": heads.vectors()},
-    spec=lambda config, head: _spec(config, head, _attention, Block(), norm=False),
+    spec=_of_donut,
     names=vit.prefixed("donut.", _TABLE_NAMES),
     prefix="donut.",
     ignored=_index("donut."),
