@@ -126,3 +126,8 @@ def test_a_grid_of_other_axes_is_refused(part: ConvolvedFeedForward | ReducedAtt
 def test_what_a_convolution_cannot_be_is_refused(fields: dict[str, object], sentence: str) -> None:
     with pytest.raises(SpecError, match=sentence):
         ConvolvedFeedForward.parse(fields)
+
+
+def test_blocks_are_not_normalised_over_the_batch() -> None:
+    with pytest.raises(SpecError, match="each block is normalised separately"):
+        ReducedAttention.parse({"norm": "batch_norm"})

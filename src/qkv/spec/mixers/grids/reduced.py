@@ -7,6 +7,7 @@ from typing import Self
 from pydantic import Field
 
 from qkv.spec.branches import HeadedAttention
+from qkv.spec.errors import Problem
 from qkv.spec.models.growth import DENSE, Growth
 from qkv.spec.parts import LayerNorm, Norm
 
@@ -34,6 +35,11 @@ class ReducedAttention(HeadedAttention, kind="reduced_attention"):
 
     def sized_for(self, positions: int, grid: tuple[int, ...] | None) -> Self:
         return self if grid is None or self.axes else self.changed(axes=len(grid))
+
+    def problems(self) -> list[Problem]:
+        if not self.norm.over_batch:
+            return []
+        return [Problem(("norm",), "each block is normalised separately; use layer_norm, rms_norm or none")]
 
     def canonical(self, width: int) -> Self:
         return super().canonical(width).changed(axes=None)
