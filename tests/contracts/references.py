@@ -143,9 +143,7 @@ def attention(m: Any, x: Tensor) -> Tensor:
                 total = sum(raw) + (0.0 if m.sink is None else math.exp(float(m.sink[h]) - max(scores)))
                 weighted = sum(r / total * v for r, v in zip(raw, values, strict=True))
                 if part.shaped:
-                    seen = [value_of(m, x[b, j], g) for j in range(x.shape[1]) if visible(part.mask, i, j)]
-                    weighted = m.shape.attended[h] * weighted + m.shape.itself[h] * value_of(m, x[b, i], g)
-                    weighted = weighted - m.shape.uniform[h] * sum(seen) / len(seen)
+                    weighted = shaped(m, weighted, h, [value_of(m, v, g) for v in x[b]], i)
                 if part.value_convolution:
                     weighted = weighted + convolved(m.value_convolution, [value_of(m, v, g) for v in x[b]], h, i)
                 mixed.append(weighted * output_gate(m, x[b, i], h))
@@ -153,6 +151,13 @@ def attention(m: Any, x: Tensor) -> Tensor:
             joined = joined if m.output_norm is None else normed(joined, m.output_norm, part.output_norm)
             out[b, i] = affine(m.output, joined) if part.output == "projected" else joined
     return out
+
+
+def shaped(m: Any, weighted: Tensor, h: int, values: list[Tensor], i: int) -> Tensor:
+    """Shaped attention of position i: its own value added, the mean of the visible values subtracted."""
+    seen = [value for j, value in enumerate(values) if visible(m.spec.mask, i, j)]
+    mixed = m.shape.attended[h] * weighted + m.shape.itself[h] * values[i]
+    return mixed - m.shape.uniform[h] * sum(seen) / len(seen)
 
 
 @reference("differential_attention")
