@@ -42,14 +42,14 @@ class Tables(NamedTuple):
 _SHARED = "share_encoder_decoder_embeddings"
 
 
-def one_table(config: Config) -> Tables:
+def one_table(config: Config, encoder: str = _SOURCE) -> Tables:
     """Read the token tables of a family in which source and target share a table, as in every published model.
 
-    Newer versions of transformers give a model with an untied head three tables. If a file contains the encoder's table
-    beside it, source and target do not share one.
+    Newer versions of transformers give a model with an untied head three tables. If a file contains the encoder's
+    table, named ``encoder``, source and target do not share one.
     """
     count, tied = config.size("vocab_size", 50265), config.flag("tie_word_embeddings", True)
-    return Tables(count, count, config.flag(_SHARED, tied or not config.beside(_SOURCE)))
+    return Tables(count, count, config.flag(_SHARED, tied or not config.beside(encoder)))
 
 
 def vocabulary(spec: Model) -> dict[str, Any]:
