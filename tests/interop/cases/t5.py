@@ -6,7 +6,7 @@ from typing import Any
 
 import transformers
 from tests.interop.cases.case import Case
-from transformers import MT5Config, T5Config, T5ForConditionalGeneration, UMT5Config
+from transformers import MT5Config, SwitchTransformersConfig, T5Config, T5ForConditionalGeneration, UMT5Config
 
 _SHARED = {"encoder.embed_tokens.weight": "shared.weight", "decoder.embed_tokens.weight": "shared.weight"}
 
@@ -41,6 +41,10 @@ def sizes(**changed: Any) -> dict[str, Any]:
 
 def config(**changed: Any) -> T5Config:
     return T5Config(**sizes(**changed))
+
+
+def switch(**changed: Any) -> SwitchTransformersConfig:
+    return SwitchTransformersConfig(**sizes(**{"num_decoder_layers": 2, "num_experts": 3, **changed}))
 
 
 CASES = (
@@ -80,6 +84,12 @@ CASES = (
         UMT5Config(**sizes(num_decoder_layers=1)),
         lengths=(40, 17, 2),
     ),
+    Case(
+        "switch",
+        transformers.SwitchTransformersForConditionalGeneration,
+        switch(num_layers=4, num_decoder_layers=3, num_sparse_encoder_layers=2, num_sparse_decoder_layers=3),
+    ),
+    Case("switch-encoder", transformers.SwitchTransformersEncoderModel, switch(num_sparse_encoder_layers=1)),
     Case("t5-encoder", transformers.T5EncoderModel, config(feed_forward_proj="gated-gelu"), lengths=(40, 1, 12)),
     Case("mt5-encoder", transformers.MT5EncoderModel, MT5Config(**sizes(num_layers=3, feed_forward_proj="relu"))),
 )

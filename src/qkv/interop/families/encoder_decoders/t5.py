@@ -72,11 +72,11 @@ NAMES = (
 )
 
 
-def spec(config: Config, head: Head, shared: bool = True) -> Model:
+def spec(config: Config, head: Head, shared: bool = True, network: FeedForward | None = None) -> Model:
     """Build the spec of T5: D = d_model, num_heads heads of d_kv features, d_ff hidden features.
 
     The decoder may have another number of layers than the encoder. ``shared``: one bias table per stack, not one per
-    layer.
+    layer. ``network``: feed-forward network; default: as in the config.
     """
     heads, head_dim, dropout = config.size("num_heads", 8), config.size("d_kv", 64), config.number("dropout_rate", 0.1)
     norm = RMSNorm(eps=config.number("layer_norm_epsilon", 1e-6))
@@ -86,7 +86,7 @@ def spec(config: Config, head: Head, shared: bool = True) -> Model:
         max_distance=config.integer("relative_attention_max_distance", 128),
         shared=shared,
     )
-    attention, feed_forward = Attention(relative=relative, **sizes), _feed_forward(config, dropout)
+    attention, feed_forward = Attention(relative=relative, **sizes), network or _feed_forward(config, dropout)
     layers = config.layers("num_layers", 6)
     frontend = Text(vocab_size=config.size("vocab_size", 32128), positions=NoPositions(), dropout=dropout)
     block = Block(branches=(attention.changed(mask=Full()), feed_forward), norm=norm, dropout=dropout)
@@ -109,7 +109,7 @@ def spec_of_umt5(config: Config, head: Head) -> Model:
     return spec(config, head, shared=False)
 
 
-ENCODERS = (["T5EncoderModel"], ["LongT5EncoderModel"], ["MT5EncoderModel"], ["UMT5EncoderModel"])
+ENCODERS = tuple([f"{stem}EncoderModel"] for stem in ("T5", "LongT5", "MT5", "UMT5", "SwitchTransformers"))
 """Values of ``architectures`` in configs of models without a decoder."""
 
 
@@ -166,7 +166,7 @@ def config(spec: Model) -> dict[str, Any] | None:
     }
 
 
-def _scaled(config: Config) -> Head:
+def scaled_head(config: Config) -> Head:
     """Build the language model head of T5.
 
     If it is tied, vectors are scaled by d_model^-½, unless ``scale_decoder_outputs`` is false, as in later files. Later
@@ -178,7 +178,8 @@ def _scaled(config: Config) -> Head:
     return LanguageModelHead(tied=tied and (scaled or not config.beside(_HEAD)), scale=scale)
 
 
-def _scaled_keys(head: Head) -> dict[str, Any] | None:
+def scaled_keys(head: Head) -> dict[str, Any] | None:
+    """Return the config keys of the head, the inverse of ``scaled_head``; None for other heads."""
     if not isinstance(head, LanguageModelHead):
         return None
     scaled = head.scale != 1.0
@@ -195,9 +196,9 @@ def _plain_keys(head: Head) -> dict[str, Any] | None:
 
 
 _HEAD = "lm_head.weight"
-_ROWS = (NameRule("head.weight", _HEAD),)
-_IGNORED = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": "from early files; unused"}
-_IGNORED_CONFIG = {
+HEAD_NAMES = (NameRule("head.weight", _HEAD),)
+IGNORED = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": "from early files; unused"}
+IGNORED_CONFIG = {
     **dict.fromkeys(("tie_word_embeddings", "scale_decoder_outputs"), "part of a head that this architecture lacks"),
     **dict.fromkeys(("classifier_dropout", "initializer_factor"), "initialisation"),
     **dict.fromkeys(("output_past", "is_decoder"), "output format of a call"),
@@ -205,9 +206,9 @@ _IGNORED_CONFIG = {
     "decoder_start_token_id": "read as start of the output",
     "tokenizer_class": "given by the tokenizer",
 }
-_ENCODER = body("shared.weight", same={"encoder.embed_tokens.weight": "shared.weight"})
+ENCODER = body("shared.weight", same={"encoder.embed_tokens.weight": "shared.weight"})
 
-_SYNONYMS = {
+SYNONYMS = {
     "hidden_size": "d_model",
     "num_attention_heads": "num_heads",
     "num_hidden_layers": "num_layers",
@@ -218,17 +219,17 @@ T5 = Family(
     name="T5",
     model_types=("t5",),
     architectures={
-        "T5ForConditionalGeneration": Architecture(_scaled, _scaled_keys, _ROWS),
-        "T5WithLMHeadModel": Architecture(_scaled, _scaled_keys, _ROWS),
+        "T5ForConditionalGeneration": Architecture(scaled_head, scaled_keys, HEAD_NAMES),
+        "T5WithLMHeadModel": Architecture(scaled_head, scaled_keys, HEAD_NAMES),
         "T5Model": body("shared.weight"),
-        "T5EncoderModel": _ENCODER,
+        "T5EncoderModel": ENCODER,
     },
     spec=spec,
     config=config,
     names=NAMES,
-    ignored=_IGNORED,
-    ignored_config=_IGNORED_CONFIG,
-    synonyms=_SYNONYMS,
+    ignored=IGNORED,
+    ignored_config=IGNORED_CONFIG,
+    synonyms=SYNONYMS,
 )
 
 MT5 = Family(
@@ -236,9 +237,9 @@ MT5 = Family(
     base="T5",
     model_types=("mt5",),
     architectures={
-        "MT5ForConditionalGeneration": Architecture(_plain, _plain_keys, _ROWS),
+        "MT5ForConditionalGeneration": Architecture(_plain, _plain_keys, HEAD_NAMES),
         "MT5Model": body("shared.weight"),
-        "MT5EncoderModel": _ENCODER,
+        "MT5EncoderModel": ENCODER,
     },
     spec=spec,
     config=config,
@@ -251,9 +252,9 @@ MT5 = Family(
         "feed_forward_proj": "gated-gelu",
         "tie_word_embeddings": True,
     },
-    ignored=_IGNORED,
-    ignored_config=_IGNORED_CONFIG,
-    synonyms=_SYNONYMS,
+    ignored=IGNORED,
+    ignored_config=IGNORED_CONFIG,
+    synonyms=SYNONYMS,
 )
 
 UMT5 = replace(
@@ -261,9 +262,9 @@ UMT5 = replace(
     name="UMT5",
     model_types=("umt5",),
     architectures={
-        "UMT5ForConditionalGeneration": Architecture(_scaled, _scaled_keys, _ROWS),
+        "UMT5ForConditionalGeneration": Architecture(scaled_head, scaled_keys, HEAD_NAMES),
         "UMT5Model": body("shared.weight"),
-        "UMT5EncoderModel": _ENCODER,
+        "UMT5EncoderModel": ENCODER,
     },
     spec=spec_of_umt5,
 )
