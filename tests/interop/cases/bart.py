@@ -13,6 +13,8 @@ from transformers import (
     BartForCausalLM,
     BartForConditionalGeneration,
     BartForQuestionAnswering,
+    BigBirdPegasusConfig,
+    BigBirdPegasusForConditionalGeneration,
     MBartConfig,
     MBartForConditionalGeneration,
     MBartForQuestionAnswering,
@@ -127,4 +129,14 @@ CASES = (
     Case("bart-answers", BartForQuestionAnswering, BartConfig(**sizes())),
     Case("mbart-number", MBartForSequenceClassification, MBartConfig(**sizes(num_labels=1, eos_token_id=2))),
     Case("mbart-answers", MBartForQuestionAnswering, MBartConfig(**sizes(encoder_layers=1))),
+    Case(
+        "bigbird-pegasus",
+        BigBirdPegasusForConditionalGeneration,
+        BigBirdPegasusConfig(**sizes(encoder_layers=1, attention_type="original_full")),
+    ),
+    Case(
+        "bigbird-pegasus-biases",
+        BigBirdPegasusForConditionalGeneration,
+        BigBirdPegasusConfig(**sizes(decoder_layers=1, attention_type="original_full", use_bias=True)),
+    ),
 )

@@ -23,7 +23,7 @@ def spec(config: Config, head: Head) -> Model:
     ``use_bias`` false: queries, keys and values have no biases. ``rescale_embeddings``: embeddings are multiplied by
     √D.
     """
-    _check_full(config)
+    check_full(config)
     model, biased = bert.spec(config, head), config.flag("use_bias", True)
     (block,) = model.blocks
     attention, second = block.branches
@@ -32,7 +32,7 @@ def spec(config: Config, head: Head) -> Model:
     return model.changed(blocks=(block.changed(branches=(changed_attention, second)),), frontend=words)
 
 
-def _check_full(config: Config) -> None:
+def check_full(config: Config) -> None:
     """Raise ``UserError`` if the published code would apply sparse attention to long rows."""
     longest = (5 + 2 * config.integer("num_random_blocks", 3)) * config.integer("block_size", 64)
     kind = config.word("attention_type", "block_sparse", {"block_sparse": True, "original_full": False})
