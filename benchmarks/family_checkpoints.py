@@ -151,6 +151,8 @@ def build(kind: Kind, name: str, changes: Keys) -> tuple[Any, Any]:
     keys = small(config_class, {"is_decoder": True} if decodes else None)
     config = config_class(**copy.deepcopy({**keys, **changes}))  # some classes change their arguments
     config._attn_implementation = sizes.ATTENTION.get(config.model_type, "eager")
+    if config.model_type in sizes.UNCACHED:
+        config.use_cache = False
     with contextlib.suppress(RuntimeError, NotImplementedError), torch.device("meta"):
         count = sum(weight.numel() for weight in model_class(config).parameters())
         if count > LARGEST:

@@ -142,6 +142,7 @@ FAMILIES = {
     "textnet": {"hidden_sizes": [8, 16, 24, 32, 40], "stem_out_channels": 8, "image_size": [SIDE, SIDE]},
 }  # fmt: skip
 ATTENTION = {"falcon": "sdpa"}  # eager attention adds Falcon's ALiBi twice
+UNCACHED = ("fsmt",)  # with a cache, its pass over whole rows has no causal mask
 CONSTANT = ("inv_freq", "final_logits_bias")  # buffers that no published checkpoint has trained
 
 OLD = {"rope_theta": 5000.0, "original_max_position_embeddings": 32}
