@@ -23,14 +23,29 @@ Expert = Callable[[Tensor], Tensor]
 @untraced("the number of positions per expert is read")
 def mixed(x: Tensor, chosen: Tensor, weights: Tensor, experts: Sequence[Expert]) -> Tensor:
     """Compute y (T, D): for each position, the weighted sum of the outputs of its chosen experts."""
-    count, k = chosen.shape
     order = chosen.flatten().argsort(stable=True)
-    pieces = x.index_select(0, order // k).split(_sizes(chosen, len(experts)))
+    out = _applied(x.index_select(0, order // chosen.shape[1]), order, chosen, experts)
+    return (weights.to(out.dtype)[..., None] * out).sum(1)
+
+
+@untraced("the number of positions per expert is read")
+def mixed_of_inputs(x: Tensor, chosen: Tensor, weights: Tensor, experts: Sequence[Expert]) -> Tensor:
+    """Compute y (T, D), y_t = Σ_i f_e(w_ti x_t), e = chosen_ti: weights multiply what the experts read (Llama 4, 2025).
+
+    Shapes as above.
+    """
+    order = chosen.flatten().argsort(stable=True)
+    inputs = (weights.to(x.dtype)[..., None] * x[:, None]).flatten(0, 1)
+    return _applied(inputs.index_select(0, order), order, chosen, experts).sum(1)
+
+
+def _applied(inputs: Tensor, order: Tensor, chosen: Tensor, experts: Sequence[Expert]) -> Tensor:
+    """Compute the outputs (T, k, D) of the experts for ``inputs`` (T k, D), which are in the order of their experts."""
+    pieces = inputs.split(_sizes(chosen, len(experts)))
     # Experts without positions are called only with gradients enabled, so that their gradients are 0 and not None.
     outputs = [f(piece) for f, piece in zip(experts, pieces, strict=True) if piece.shape[0] or torch.is_grad_enabled()]
-    out = torch.cat(outputs) if outputs else torch.zeros_like(x)
-    out = out.index_select(0, order.argsort()).unflatten(0, (count, k))
-    return (weights.to(out.dtype)[..., None] * out).sum(1)
+    out = torch.cat(outputs) if outputs else torch.zeros_like(inputs)
+    return out.index_select(0, order.argsort()).unflatten(0, chosen.shape)
 
 
 def _sizes(chosen: Tensor, num_experts: int) -> list[int]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.interop.cases.case import Case
-from tests.interop.cases.experts import case, named_otherwise
+from tests.interop.cases.experts import LATENT, LISTED, ROUTED, case, named_otherwise
 from tests.interop.cases.hybrid import named
 from tests.interop.cases.rotary import MIXED
 
@@ -14,6 +14,13 @@ CHOSEN = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 1
 FACTORS = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3, "logits_scaling": 2.0}
 GRANITE = {"head_dim": "absent", "num_local_experts": 4, "num_experts_per_tok": 2}
 LAYERS = {"num_hidden_layers": 3, "layer_types": MIXED, "sliding_window": 4}
+LLAMA4 = {
+    "num_hidden_layers": 3,
+    "head_dim": 8,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "intermediate_size_mlp": 20,
+}
 TABLES = {
     "full_attention": {"rope_type": "default", "rope_theta": 900.0, "partial_rotary_factor": 0.5},
     "sliding_attention": {"rope_type": "default", "rope_theta": 70.0, "partial_rotary_factor": 1.0},
@@ -160,4 +167,37 @@ CASES = (
         first_k_dense_replace=1,
     ),
     dbrx(),
+    replace(
+        case(
+            "llama4-text",
+            "Llama4",
+            "Llama4Text",
+            **LLAMA4,
+            moe_layers=[0, 2],
+            no_rope_layers=[1, 0, 1],
+            attention_chunk_size=4,
+            floor_scale=3,
+        ),
+        left=False,
+    ),
+    case("llama4-text-plain", "Llama4", "Llama4Text", **LLAMA4, use_qk_norm=False, attn_temperature_tuning=False),
+    inside(
+        case(
+            "kolibri",
+            "Kolibri1",
+            **CHOSEN,
+            **{**LAYERS, "intermediate_size": "absent"},
+            head_dim=8,
+            shared_expert_intermediate_size=10,
+            norm_topk_prob=True,
+        ),
+        "",
+        ("post_attn_norm.weight", "post_self_attn_layernorm.weight"),
+        ("post_ffn_norm.weight", "post_mlp_layernorm.weight"),
+    ),
+    inside(
+        case("axk1", "AXK1", **{**ROUTED, **LATENT, **LISTED}),
+        "",
+        ("post_mlp_layernorm.weight", "mlp.post_mlp_layernorm.weight"),
+    ),
 )

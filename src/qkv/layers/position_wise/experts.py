@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.linear.linear import Linear
+from qkv.layers.norms import build_norm
 from qkv.layers.observable import Points
 from qkv.ops.at_least_single import at_least_single
-from qkv.ops.experts import Expert, balance_loss, load, mixed, within_groups
+from qkv.ops.experts import Expert, balance_loss, load, mixed, mixed_of_inputs, within_groups
 from qkv.spec import branches
 from qkv.spec.position_wise import experts as spec
 from qkv.spec.register import implementation, implements
@@ -100,6 +101,8 @@ class MixtureOfExperts(Branch):
         shared = part.shared(width)
         self.shared = _network(shared, width) if shared else None
         self.shared_gate = Linear(width, 1, bias=False) if part.shared_gate else None
+        self.norm = None if part.norm.identity else build_norm(part.norm, width)
+        self.mixed = mixed_of_inputs if part.weights_of == "inputs" else mixed
         self.balance: Balance = implementation(part.balance, "qkv.layers")(part.balance, part.num_experts)
 
     def points(self) -> Points:
@@ -113,23 +116,21 @@ class MixtureOfExperts(Branch):
             self.shared.assign_name(f"{name}.shared")
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
-        scores = self._scores(x)
-        chosen = self._choose(self.balance.ranked(scores))
+        logits = at_least_single(self.router(x))
+        scores = logits.softmax(-1) if self.part.router == "softmax" else logits.sigmoid()
+        chosen = self._choose(self.balance.ranked(logits if self.part.choice == "logits" else scores))
         weights = self._weights(scores, chosen)
         replaced = self.offer_computed(
             context.tap, "router", lambda: torch.zeros_like(scores).scatter(-1, chosen, weights)
         )
         read = (chosen, weights) if replaced is None else _read(replaced)
         vectors, choices = x.flatten(0, 1), (read[0].flatten(0, 1), read[1].flatten(0, 1))
-        y = mixed(vectors, *choices, [_function(expert, context) for expert in self.experts]).view_as(x)
+        y = self.mixed(vectors, *choices, [_function(expert, context) for expert in self.experts]).view_as(x)
         if self.shared is not None:
             y = y + self._gated(x, self.shared(x, context)[0])
+        y = y if self.norm is None else self.norm(y, context)
         loss = self.balance.of_batch(scores, chosen, context.valid) if self.training else None
         return (y if loss is None else self.with_loss(y, loss)), state
-
-    def _scores(self, x: Tensor) -> Tensor:
-        logits = at_least_single(self.router(x))
-        return logits.softmax(-1) if self.part.router == "softmax" else logits.sigmoid()
 
     def _choose(self, ranked: Tensor) -> Tensor:
         """Return the indices (B, N, k) of the experts with the largest scores ``ranked`` (B, N, E)."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from qkv.spec.base import Part
 from qkv.spec.branches import Branch, FeedForward, GatedFeedForward
 from qkv.spec.errors import Problem
-from qkv.spec.parts import Activation
+from qkv.spec.parts import Activation, NoNorm, Norm
 
 
 class Balance(Part, slot=True):
@@ -49,6 +49,9 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
     have the largest sums (DeepSeek-V2, 2024). ``shared_gate``: f_shared(x) · σ(x w), with w (D, 1) (Qwen2-MoE, 2024).
     ``shared_scale`` is a factor of f_shared(x) (Command A with experts, Cohere 2026). ``limit`` and ``shift`` as in a
     gated feed-forward network.
+
+    With ``choice`` "logits", the k experts are those with the largest x W_r, to which a bias is added (Kolibri, Aleph
+    Alpha 2026). ``weights_of`` "inputs": Σ f_e(w_e x) (Llama 4, 2025). ``norm`` is applied to the sum (A.X-K1, 2026).
     """
 
     num_experts: int = Field(default=8, gt=0, le=4096, description="number of experts to choose from, E")
@@ -69,6 +72,14 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
     bias: bool = Field(default=False, description="bias of the experts' linear maps")
     router: Literal["softmax", "sigmoid"] = "softmax"
     router_bias: bool = Field(default=False, description="bias of the router's linear map")
+    choice: Literal["scores", "logits"] = Field(
+        default="scores",
+        description="what is compared in the choice: scores, or the logits that they are computed from",
+    )
+    weights_of: Literal["outputs", "inputs"] = Field(
+        default="outputs", description="what the weights multiply: the outputs of the experts or their inputs"
+    )
+    norm: Norm = Field(default=NoNorm(), description="norm of the output")
     groups: int = Field(default=1, gt=0, description="number of groups of successive experts")
     top_groups: int | None = Field(default=None, gt=0, description="groups to choose experts from; default: all")
     group_best: int = Field(default=2, gt=0, description="number of a group's largest scores whose sum ranks it")
@@ -130,7 +141,10 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
         alone = [name for name, value in fields.items() if value and not self.num_shared]
         problems = [Problem((name,), "there are no shared experts; give num_shared, or leave it out") for name in alone]
         unused = [name for name in ("limit", "shift") if getattr(self, name) and not self.gated]
-        return problems + [Problem((name,), "it applies only to gated experts; leave it out") for name in unused]
+        problems += [Problem((name,), "it applies only to gated experts; leave it out") for name in unused]
+        if self.norm.over_batch:
+            problems.append(Problem(("norm",), "batch_norm normalises over positions; use another norm"))
+        return problems
 
     def expert(self, width: int) -> FeedForward | GatedFeedForward:
         """Return the spec of an expert at model width ``width``."""

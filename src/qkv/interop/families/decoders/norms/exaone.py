@@ -19,15 +19,16 @@ from qkv.spec.parts import NoRelative
 from qkv.system.errors import UserError
 
 
-def attentions_of(config: Config) -> list[Attention]:
+def attentions_of(config: Config, step: int | None = None) -> list[Attention]:
     """Build the attention of each layer.
 
-    Unless ``layer_types`` is set, layer i has full attention if ``sliding_window_pattern`` divides i + 1. Without
-    ``sliding_window``, all layers have full attention and RoPE.
+    Unless ``layer_types`` is set, layer i has full attention if i + 1 is a multiple of ``step``, by default that of
+    ``sliding_window_pattern``. Without ``sliding_window``, all layers have full attention and RoPE.
     """
     slides, named = config.has("sliding_window"), config.items("layer_types")
-    config.has("sliding_window_pattern")
-    pattern = 4 if named else config.integer("sliding_window_pattern", 4)
+    if step is None:
+        config.has("sliding_window_pattern")
+    pattern = step or (4 if named else config.integer("sliding_window_pattern", 4))
     if slides and pattern < 1:
         raise UserError(f"{config.source}: sliding_window_pattern is {pattern}, but it should be at least 1")
     kinds = gated.kinds_of(config, lambda i: gated.SLIDING if slides and (i + 1) % pattern else gated.FULL)
