@@ -530,15 +530,21 @@ def mixture_of_experts(m: Any, x: Tensor) -> Tensor:
         raw = [math.exp(z) for z in logits]
         scores = [r / sum(raw) if part.router == "softmax" else r / (1 + r) for r in raw]
         bias = m.balance.bias.tolist() if part.balance.kind == "bias" else [0.0] * len(scores)
-        ranked = [s + b for s, b in zip(scores, bias, strict=True)]
+        ranked = [s + b for s, b in zip(logits if part.choice == "logits" else scores, bias, strict=True)]
         chosen = sorted(allowed(ranked), key=lambda e: -ranked[e])[: part.top_k]
         normalised = part.top_k > 1 if part.normalised is None else part.normalised
         total = sum(scores[e] for e in chosen) if normalised else 1.0
-        y = sum((part.scale * scores[e] / total * network(m.experts[e], v) for e in chosen), torch.zeros_like(v))
+        y, inwards = beside(v), part.weights_of == "inputs"
+        for e in chosen:
+            weight = part.scale * scores[e] / total
+            y = y + (network(m.experts[e], weight * v) if inwards else weight * network(m.experts[e], v))
+        return y if part.norm.identity else normed(y, m.norm, part.norm)
+
+    def beside(v: Tensor) -> Tensor:
         if m.shared is None:
-            return y
+            return torch.zeros_like(v)
         gate = 1 / (1 + math.exp(-float(m.shared_gate.weight[0] @ v))) if part.shared_gate else 1.0
-        return y + gate * part.shared_scale * network(m.shared, v)
+        return gate * part.shared_scale * network(m.shared, v)
 
     return per_position(x, at)
 

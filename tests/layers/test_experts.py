@@ -282,6 +282,7 @@ def test_more_experts_than_there_are_cannot_be_chosen() -> None:
         ({"groups": 8, "top_groups": 2}, "a group has 1 experts, fewer than the 2 that rank it"),
         ({"shared_gate": True}, "there are no shared experts; give num_shared, or leave it out"),
         ({"shared_scale": 0.5}, "there are no shared experts; give num_shared, or leave it out"),
+        ({"norm": "batch_norm"}, "batch_norm normalises over positions; use another norm"),
         ({"gated": False, "limit": 2.0}, "it applies only to gated experts; leave it out"),
     ],
 )
