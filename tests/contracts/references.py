@@ -507,6 +507,16 @@ def product_key_memory(m: Any, x: Tensor) -> Tensor:
     return per_position(x, at)
 
 
+def near_shares(logits: list[float], chosen: list[int], jitter: float) -> list[float]:
+    """Shares of the chosen experts among those that are near and not chosen before; 0 for the others."""
+    shares = [0.0] * len(logits)
+    for place, e in enumerate(chosen):
+        best, left = logits[e], [f for f in range(len(logits)) if f not in chosen[:place]]
+        near = [f for f in left if (best - logits[f]) / max(abs(logits[f]), best) <= 2 * jitter]
+        shares[e] = 1 / sum(math.exp(logits[f] - best) for f in near)
+    return shares
+
+
 @reference("mixture_of_experts")
 def mixture_of_experts(m: Any, x: Tensor) -> Tensor:
     part = m.spec
@@ -528,11 +538,13 @@ def mixture_of_experts(m: Any, x: Tensor) -> Tensor:
     def at(v: Tensor) -> Tensor:
         logits = affine(m.router, v).tolist()
         raw = [math.exp(z) for z in logits]
-        scores = [r / sum(raw) if part.router == "softmax" else r / (1 + r) for r in raw]
+        scores = [r / (1 + r) if part.router == "sigmoid" else r / sum(raw) for r in raw]
         bias = m.balance.bias.tolist() if part.balance.kind == "bias" else [0.0] * len(scores)
         ranked = [s + b for s, b in zip(logits if part.choice == "logits" else scores, bias, strict=True)]
         chosen = sorted(allowed(ranked), key=lambda e: -ranked[e])[: part.top_k]
         normalised = part.top_k > 1 if part.normalised is None else part.normalised
+        if part.router == "sparse_mixer":
+            scores = near_shares(logits, chosen, part.jitter)
         total = sum(scores[e] for e in chosen) if normalised else 1.0
         y, inwards = beside(v), part.weights_of == "inputs"
         for e in chosen:

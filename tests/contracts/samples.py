@@ -183,6 +183,7 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         MixtureOfExperts(num_experts=6, top_k=3, num_shared=2, hidden=4, router="sigmoid", balance=BalanceBias()),
         MixtureOfExperts(num_experts=4, hidden=3, router="sigmoid", choice="logits", weights_of="inputs"),
         MixtureOfExperts(num_experts=4, hidden=3, num_shared=1, balance=BalanceBias(), norm=RMSNorm()),
+        MixtureOfExperts(num_experts=5, top_k=3, hidden=3, router="sparse_mixer", jitter=0.4, normalised=False),
         MixtureOfExperts(num_experts=3, hidden=3, normalised=False, scale=2.5, balance=NoBalance()),
         MixtureOfExperts(
             num_experts=6,

@@ -68,6 +68,22 @@ def within_groups(scores: Tensor, groups: int, count: int, best: int) -> Tensor:
     return grouped.masked_fill(~inside[..., None], -torch.inf).flatten(-2)
 
 
+def sparse_mixer(logits: Tensor, chosen: Tensor, jitter: float) -> Tensor:
+    """Compute the weights (..., k) of chosen experts (..., k), in descending order of their logits (..., E).
+
+    The weight of e is its softmax over the logits z of experts that are not chosen before it, and near:
+    z_e - z ≤ 2 jitter max(|z|, z_e) (Liu et al. 2023, Phi-3.5-MoE 2024).
+    """
+    weights, masked = [], logits
+    for i in range(chosen.shape[-1]):
+        one = chosen[..., i : i + 1]
+        best = logits.gather(-1, one)
+        far = (best - logits) / logits.abs().maximum(best) > 2 * jitter
+        weights.append(masked.masked_fill(far, -torch.inf).softmax(-1).gather(-1, one))
+        masked = masked.scatter(-1, one, -torch.inf)
+    return torch.cat(weights, -1)
+
+
 def load(chosen: Tensor, num_experts: int, valid: Tensor | None = None) -> Tensor:
     """Count the unpadded positions that chose each expert, (E,) fp32. chosen (B, N, k); valid (B, N) or None: all."""
     real = torch.ones_like(chosen) if valid is None else valid[..., None].expand_as(chosen)

@@ -167,6 +167,32 @@ CASES = (
         first_k_dense_replace=1,
     ),
     dbrx(),
+    case(
+        "phimoe",
+        "Phimoe",
+        head_dim="absent",
+        num_local_experts=4,
+        router_jitter_noise=0.4,
+        attention_bias=True,
+        lm_head_bias=True,
+        sliding_window=4,
+    ),
+    case(
+        "phimoe-longrope",
+        "Phimoe",
+        head_dim="absent",
+        num_local_experts=4,
+        original_max_position_embeddings=32,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 900.0,
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [1.0, 2.0, 3.0, 4.0],
+            "short_mscale": 1.2,
+            "long_mscale": 1.2,
+            "original_max_position_embeddings": 32,
+        },
+    ),
     replace(
         case(
             "llama4-text",

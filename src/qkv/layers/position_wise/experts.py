@@ -11,7 +11,7 @@ from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.layers.observable import Points
 from qkv.ops.at_least_single import at_least_single
-from qkv.ops.experts import Expert, balance_loss, load, mixed, mixed_of_inputs, within_groups
+from qkv.ops.experts import Expert, balance_loss, load, mixed, mixed_of_inputs, sparse_mixer, within_groups
 from qkv.spec import branches
 from qkv.spec.position_wise import experts as spec
 from qkv.spec.register import implementation, implements
@@ -117,9 +117,9 @@ class MixtureOfExperts(Branch):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         logits = at_least_single(self.router(x))
-        scores = logits.softmax(-1) if self.part.router == "softmax" else logits.sigmoid()
+        scores = logits.sigmoid() if self.part.router == "sigmoid" else logits.softmax(-1)
         chosen = self._choose(self.balance.ranked(logits if self.part.choice == "logits" else scores))
-        weights = self._weights(scores, chosen)
+        weights = self._weights(logits, scores, chosen)
         replaced = self.offer_computed(
             context.tap, "router", lambda: torch.zeros_like(scores).scatter(-1, chosen, weights)
         )
@@ -147,9 +147,10 @@ class MixtureOfExperts(Branch):
         y = y if self.part.shared_scale == 1 else self.part.shared_scale * y
         return y if self.shared_gate is None else self.shared_gate(x).sigmoid() * y
 
-    def _weights(self, scores: Tensor, chosen: Tensor) -> Tensor:
+    def _weights(self, logits: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
         """Compute the weights (B, N, k) of the selected experts."""
-        weights = scores.gather(-1, chosen)
+        mixer = self.part.router == "sparse_mixer"
+        weights = sparse_mixer(logits, chosen, self.part.jitter) if mixer else scores.gather(-1, chosen)
         if self.part.normalises:
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
         return self.part.scale * weights

@@ -52,6 +52,9 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
 
     With ``choice`` "logits", the k experts are those with the largest x W_r, to which a bias is added (Kolibri, Aleph
     Alpha 2026). ``weights_of`` "inputs": Σ f_e(w_e x) (Llama 4, 2025). ``norm`` is applied to the sum (A.X-K1, 2026).
+
+    With ``router`` "sparse_mixer", s is a softmax, but w_e one over the logits z of experts that are near e,
+    z_e - z ≤ 2 jitter max(|z|, z_e), and not chosen before it (Liu et al. 2023, Phi-3.5-MoE 2024).
     """
 
     num_experts: int = Field(default=8, gt=0, le=4096, description="number of experts to choose from, E")
@@ -70,7 +73,8 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
     limit: float | None = Field(default=None, gt=0, description="bound of a gated expert's features before the product")
     shift: float = Field(default=0.0, description="constant added to a gated expert's factor without activation")
     bias: bool = Field(default=False, description="bias of the experts' linear maps")
-    router: Literal["softmax", "sigmoid"] = "softmax"
+    router: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"
+    jitter: float = Field(default=0.01, ge=0, lt=1, description="half of the relative distance of near logits")
     router_bias: bool = Field(default=False, description="bias of the router's linear map")
     choice: Literal["scores", "logits"] = Field(
         default="scores",

@@ -29,6 +29,7 @@ _READERS: Mapping[str, Callable[[Config, str], Any]] = {
     "groups": Config.integer,
     "top_groups": Config.integer,
     "limit": Config.number,
+    "jitter": Config.number,
 }
 _REQUIRED = ("num_experts", "top_k", "hidden")
 IGNORED_CONFIG: Reasons = {
