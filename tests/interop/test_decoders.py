@@ -276,3 +276,24 @@ def test_gemma_in_bf16_scales_by_the_rounded_root(tmp_path: Path) -> None:
         assert torch.equal(ours.embed(Signal(ids))[0], theirs.model.embed_tokens(ids))
         unrounded = (theirs.model.embed_tokens.weight[ids] * 48**0.5) == theirs.model.embed_tokens(ids)
         assert unrounded.float().mean() < 0.9
+
+
+def test_kimi_is_deepseek_under_another_name() -> None:
+    """As its config is published: "auto_map" names the code in the folder, which is DeepSeek-V3's."""
+    keys = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "auto_map": {"AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"},
+        "ep_size": 1,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "n_group": 1,
+        "n_routed_experts": 384,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "num_hidden_layers": 3,
+        "scoring_func": "sigmoid",
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "vocab_size": 163840,
+    }
+    assert read({"model_type": "kimi_k2", **keys}) == read({"model_type": "deepseek_v3", **keys})

@@ -1,6 +1,7 @@
 """DeepSeek-V2 and V3 (DeepSeek-AI 2024): latent attention, dense first layers, then experts that are chosen by groups.
 
-GLM-4.7-Flash (Z.ai 2026) and Youtu-LLM (Tencent 2025, without experts) have the same structure.
+GLM-4.7-Flash (Z.ai 2026), Youtu-LLM (Tencent 2025, without experts) and Kimi-K2 (Moonshot AI 2025) have the same
+structure.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _family(name: str, model_type: str, stem: str, heads: dict[str, Architecture
     further: Reasons = fields.pop("further", {})
     return Family(
         name=name,
-        model_types=(model_type,),
+        model_types=(model_type, *fields.pop("other_types", ())),
         architectures={f"{stem}ForCausalLM": language_model(tied=fields.pop("tied", False)), **heads},
         names=(*latent.NAMES, *experts.names(experts.MLP), *gated.NAMES),
         prefix="model.",
@@ -133,6 +134,7 @@ DEEPSEEK_V3 = _family(
     of_decoder("DeepseekV3", question_answering=False),
     spec=spec_of_v3,
     config=config_of_v3,
+    other_types=("kimi_k2",),  # its folder holds DeepSeek-V3's code under another name
     further=further(61),
     defaults=_V3_DEFAULTS,
     synonyms=_SYNONYMS,
