@@ -6,6 +6,7 @@ from qkv.interop.mapping.names import Reasons
 
 _STAGES = "stages of blocks over ever coarser grids of patches"
 _CONVOLUTIONS = "a network of 2-D convolutions"
+_INDEXER = "latent attention to keys that an indexer selects"
 
 NEEDS: Reasons = {
     "dinat": f"{_STAGES}, with attention to dilated neighbourhoods on the grid",
@@ -46,6 +47,19 @@ NEEDS: Reasons = {
     "whose inputs are scaled by a function of the delay",
     "siglip2": "rows of patches of images of several sizes, each with its own grid",
     "minimax": "linear attention with a fixed decay per head (lightning attention), and experts",
+    "jetmoe": "attention whose maps of queries and outputs are experts",
+    "deepseek_v32": _INDEXER,
+    "glm_moe_dsa": _INDEXER,
+    "axk2": f"{_INDEXER}, and norms with a gate computed from x",
+    "hy_v4": f"{_INDEXER}, and residual streams that layers mix (hyper-connections)",
+    **dict.fromkeys(("dots3_note", "dots3_note_text"), f"{_INDEXER}, in turns with sliding windows"),
+    "deepseek_v4": "attention to compressed keys and values, and residual streams that layers mix (hyper-connections)",
+    "longcat_flash": "two attentions and two dense networks in a layer beside experts, some of which compute nothing",
+    "minimax_m3_vl_text": "attention to blocks of keys that an indexer selects",
+    "zaya": "attention with convolutions of queries and keys (CCA), and a router with layers of its own",
+    "qwen4_exp_text": "attention to keys that an indexer selects, embeddings of n-grams, and gated residual streams",
+    "bailing_hybrid": "the gated delta rule with a decay per feature of a key (KDA) beside attention",
+    **dict.fromkeys(("inkling_text", "inkling2_text"), "relative logits in attention, and short convolutions"),
     "kimi_linear": "the gated delta rule with a decay per feature of a key (KDA)",
     "zamba": "Mamba with several heads, and attention that layers share and that reads the token vectors, too",
     "zamba2": "Mamba-2 and attention that layers share, with matrices of its own in each use",
