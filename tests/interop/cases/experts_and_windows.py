@@ -55,14 +55,14 @@ def dbrx() -> Case:
     )
 
 
-def mimo() -> Case:
+def mimo(name: str, head_dim: int) -> Case:
     made = case(
-        "mimo-v2-flash",
+        name,
         "MiMoV2Flash",
         **{**CHOSEN, "num_experts": "absent"},
         **LAYERS,
         n_routed_experts=4,
-        head_dim=24,
+        head_dim=head_dim,
         v_head_dim=6,
         attention_bias=True,
         attention_value_scale=0.6,
@@ -143,7 +143,8 @@ CASES = (
         mlp_layer_types=["sparse", "dense", "sparse"],
     ),
     laguna(),
-    mimo(),
+    mimo("mimo-v2-flash", 24),
+    mimo("mimo-v2-flash-odd", 16),
     case(
         "cohere2-moe",
         "Cohere2Moe",

@@ -20,7 +20,7 @@ from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model
-from qkv.spec.parts import FactorGate, FeatureGate, HeadGate, NoOutputGate, OutputGate
+from qkv.spec.parts import FactorGate, FeatureGate, HeadGate, NoOutputGate, OutputGate, Rope
 from qkv.system.errors import UserError
 
 _LAGUNA = experts.ExpertKeys(
@@ -87,7 +87,11 @@ def spec_of_mimo(config: Config, head: Head) -> Model:
     position itself.
     """
     config.nulls.discard("rope_parameters")  # null means the default, as in the published config class
-    ropes = layer_ropes(config, _MIMO_BASES, fraction=_MIMO_FRACTION)
+    head_dim = config.size("head_dim")
+    ropes = {
+        kind: _in_pairs(rope, head_dim)
+        for kind, rope in layer_ropes(config, _MIMO_BASES, fraction=_MIMO_FRACTION).items()
+    }
     scale = config.optional(_SCALE, 0.707) or 1.0
     attention = gated.attention_of(
         config,
@@ -107,6 +111,17 @@ def spec_of_mimo(config: Config, head: Head) -> Model:
     )
     layers = [near if kind == gated.SLIDING else attention for kind in kinds]
     return _MIMO.spec(config, gated.model_of(config, head, layers))
+
+
+def _in_pairs(rope: Rope, head_dim: int) -> Rope:
+    """Return a RoPE of whole pairs that equals ``rope`` in the published code, which rounds a fraction of a head.
+
+    Of an odd number r of features, (r + 1) / 2 pairs are rotated, with the frequencies base^(-2 i / r).
+    """
+    count = rope.rotated(head_dim)
+    if count % 2 == 0 or rope.scaling is not None:
+        return rope
+    return rope.changed(base=rope.base ** ((count + 1) / count), fraction=(count + 1) / head_dim)
 
 
 def config_of_laguna(spec: Model) -> dict[str, Any] | None:
