@@ -297,3 +297,20 @@ def test_kimi_is_deepseek_under_another_name() -> None:
         "vocab_size": 163840,
     }
     assert read({"model_type": "kimi_k2", **keys}) == read({"model_type": "deepseek_v3", **keys})
+
+
+def test_long_texts_of_published_longrope_are_decoded_as_by_its_code() -> None:
+    """A recipe accepts the model, although keys of shorter rows keep their rotation."""
+    table = {"type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [2.0, 4.0]}
+    keys = {"hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 20}
+    spec = read(
+        {
+            "model_type": "phi3",
+            **keys,
+            "max_position_embeddings": 64,
+            "original_max_position_embeddings": 8,
+            "rope_scaling": table,
+        }
+    )
+    assert spec.first_inexact(spec.context_length) == ((), None)
+    assert first_attention(spec).exactness.length == 8

@@ -384,6 +384,9 @@ class Attention(MaskedAttention, kind="attention"):
         relative = self.relative.sized_for(grid)
         return self if relative == self.relative else self.changed(relative=relative)
 
+    def canonical(self, width: int) -> Self:
+        return super().canonical(width).changed(relative=self.relative.canonical)
+
     def grid_problems(self, axes: int) -> list[Problem]:
         return grid_problems(self.relative, axes, "relative")
 

@@ -401,6 +401,11 @@ class Relative(Part, slot=True):
         """True if the spec allows inexact decoding of rows longer than ``fixed_up_to``."""
         return False
 
+    @property
+    def canonical(self) -> Relative:
+        """Equivalent copy for comparisons, in which what does not change a forward pass is reset."""
+        return self
+
     def head_problems(self, head_dim: int) -> list[Problem]:
         """Return the errors for ``head_dim`` features per key, such as an odd number for RoPE; empty if none."""
         return []
@@ -418,6 +423,11 @@ class RopeScaling(Part, slot=True):
     def accepted(self) -> bool:
         """True if the spec allows inexact decoding of rows longer than ``fixed_up_to``."""
         return False
+
+    @property
+    def canonical(self) -> RopeScaling:
+        """Equivalent copy for comparisons, in which what does not change a forward pass is reset."""
+        return self
 
     def pair_problems(self, pairs: int) -> list[Problem]:
         """Return the errors for ``pairs`` rotated pairs of features in a head; empty if none."""
@@ -508,6 +518,10 @@ class ByLength(RopeScaling):
     def accepted(self) -> bool:
         return self.inexact_decoding
 
+    @property
+    def canonical(self) -> RopeScaling:
+        return self.changed(inexact_decoding=False)
+
 
 class DynamicScaling(ByLength, kind="dynamic"):
     """Dynamic NTK-aware scaling: base · (1 + factor (L / original_length - 1))^(Dr / (Dr - 2)), L the length (2023).
@@ -561,6 +575,10 @@ class Rope(Relative, kind="rope"):
     @property
     def accepted(self) -> bool:
         return self.scaling is not None and self.scaling.accepted
+
+    @property
+    def canonical(self) -> Relative:
+        return self if self.scaling is None else self.changed(scaling=self.scaling.canonical)
 
     def rotated(self, head_dim: int) -> int:
         """Return the number of features per head that are rotated, Dr = ``fraction`` · ``head_dim``."""
