@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -517,14 +518,16 @@ def near_shares(logits: list[float], chosen: list[int], jitter: float) -> list[f
     return shares
 
 
+def expert(part: Any, f: Any, v: Tensor) -> Tensor:
+    """Output of the network of an expert for one position."""
+    if not part.gated:
+        return affine(f.down, activated(part.activation, affine(f.up, v)))
+    return affine(f.down, gated(part, affine(f.gate_up, v)))
+
+
 @reference("mixture_of_experts")
 def mixture_of_experts(m: Any, x: Tensor) -> Tensor:
-    part = m.spec
-
-    def network(f: Any, v: Tensor) -> Tensor:
-        if not part.gated:
-            return affine(f.down, activated(part.activation, affine(f.up, v)))
-        return affine(f.down, gated(part, affine(f.gate_up, v)))
+    part, network = m.spec, partial(expert, m.spec)
 
     def allowed(ranked: list[float]) -> list[int]:
         size = len(ranked) // part.groups

@@ -198,7 +198,7 @@ CASES = (
         case(
             "llama4-text",
             "Llama4",
-            "Llama4Text",
+            config="Llama4Text",
             **LLAMA4,
             moe_layers=[0, 2],
             no_rope_layers=[1, 0, 1],
@@ -207,7 +207,7 @@ CASES = (
         ),
         left=False,
     ),
-    case("llama4-text-plain", "Llama4", "Llama4Text", **LLAMA4, use_qk_norm=False, attn_temperature_tuning=False),
+    case("llama4-plain", "Llama4", config="Llama4Text", **LLAMA4, use_qk_norm=False, attn_temperature_tuning=False),
     inside(
         case(
             "kolibri",

@@ -1,10 +1,13 @@
-"""Hunyuan (Tencent 2025), dense: Llama's blocks with norms of queries and keys after their rotation."""
+"""Hunyuan (Tencent 2025): Llama's blocks with norms of queries and keys after their rotation.
+
+The larger models have experts in every layer, and a shared one.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from qkv.interop.families.common import gated
+from qkv.interop.families.common import experts, gated
 from qkv.interop.families.common.heads import HEAD_KEYS, language_model, of_decoder
 from qkv.interop.families.common.rope import rope_of
 from qkv.interop.mapping.config import Config
@@ -23,8 +26,13 @@ NAMES = (
     *gated.NAMES,
 )
 
+_EXPERTS = experts.ExpertKeys(
+    {"num_experts": "num_experts", "top_k": "moe_topk", "hidden": "intermediate_size"},
+    {"normalised": True, "num_shared": 1},
+)
 
-def spec(config: Config, head: Head) -> Model:
+
+def spec_of_dense(config: Config, head: Head) -> Model:
     """Build the spec of Hunyuan: ``attention_bias`` adds biases.
 
     With ``alpha``, "dynamic" RoPE means NTK-aware scaling by that factor, at any length.
@@ -51,7 +59,7 @@ def _rope(config: Config) -> Rope:
     return Rope(base=base, scaling=NTKScaling(factor=alpha) if alpha != 1 else None)
 
 
-def config(spec: Model) -> dict[str, Any] | None:
+def config_of_dense(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure is not Hunyuan's. Callers read them back."""
     first = spec.layers[0].branches[0] if spec.layers else None
     match first:
@@ -63,7 +71,20 @@ def config(spec: Model) -> dict[str, Any] | None:
     return None if keys is None else {**keys, **turned}
 
 
-SIZES = {
+def spec_of_experts(config: Config, head: Head) -> Model:
+    """Build the spec of Hunyuan with experts: the shared expert is as large as one of the others.
+
+    Raises ``UserError`` if the number of experts, or of those chosen, is given per layer.
+    """
+    return _EXPERTS.spec(config, spec_of_dense(config, head))
+
+
+def config_of_experts(spec: Model) -> dict[str, Any] | None:
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
+    return _EXPERTS.config(spec, config_of_dense)
+
+
+_SIZES = {
     "vocab_size": 290943,
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -71,7 +92,7 @@ SIZES = {
     "num_attention_heads": 32,
     "rms_norm_eps": 1e-5,
 }
-IGNORED_CONFIG: Reasons = {
+_IGNORED_CONFIG: Reasons = {
     **HEAD_KEYS,
     **dict.fromkeys(("eod_token_id", "sep_token_id"), "given by the tokenizer"),
     "use_qk_norm": "fixed by the family",
@@ -84,14 +105,31 @@ HUNYUAN = Family(
         "HunYuanDenseV1ForCausalLM": language_model(tied=False),
         **of_decoder("HunYuanDenseV1", tags=None, question_answering=False),
     },
-    spec=spec,
-    config=config,
+    spec=spec_of_dense,
+    config=config_of_dense,
     names=NAMES,
     prefix="model.",
     ignored=gated.IGNORED,
-    ignored_config=IGNORED_CONFIG,
-    defaults=SIZES,
+    ignored_config=_IGNORED_CONFIG,
+    defaults=_SIZES,
     base="Llama",
 )
 
-register(HUNYUAN)
+HUNYUAN_MOE = Family(
+    name="Hunyuan with experts",
+    model_types=("hunyuan_v1_moe",),
+    architectures={
+        "HunYuanMoEV1ForCausalLM": language_model(tied=False),
+        **of_decoder("HunYuanMoEV1", tags=None, question_answering=False),
+    },
+    spec=spec_of_experts,
+    config=config_of_experts,
+    names=(*experts.names(experts.MLP, router="gate.wg", shared="shared_mlp"), *NAMES),
+    prefix="model.",
+    ignored=gated.IGNORED,
+    ignored_config={**_IGNORED_CONFIG, **experts.IGNORED_CONFIG},
+    synonyms={"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
+    defaults={**_SIZES, "num_experts": 1, "moe_topk": 1},
+)
+
+register(HUNYUAN, HUNYUAN_MOE)
