@@ -183,7 +183,7 @@ CASES = (
         "Phimoe",
         head_dim="absent",
         num_local_experts=4,
-        original_max_position_embeddings=32,
+        original_max_position_embeddings=64,
         rope_parameters={
             "rope_type": "longrope",
             "rope_theta": 900.0,
@@ -191,7 +191,7 @@ CASES = (
             "long_factor": [1.0, 2.0, 3.0, 4.0],
             "short_mscale": 1.2,
             "long_mscale": 1.2,
-            "original_max_position_embeddings": 32,
+            "original_max_position_embeddings": 64,
         },
     ),
     replace(

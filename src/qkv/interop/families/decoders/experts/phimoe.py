@@ -57,7 +57,8 @@ def config(spec: Model) -> dict[str, Any] | None:
     table = keys.get("rope_scaling", {})
     if table:
         table |= dict.fromkeys(_SCALES, table.get("attention_factor"))
-    return {**keys, "rms_norm_eps": keys.pop("layer_norm_eps"), "num_experts_per_tok": 2}
+    eps = keys.pop("layer_norm_eps")
+    return {**keys, "rms_norm_eps": eps, "num_experts_per_tok": 2}
 
 
 def _attention(attention: Attention, feed_forward: GatedFeedForward | FeedForward) -> dict[str, Any]:
