@@ -27,7 +27,6 @@ _SCALES = ("short_mscale", "long_mscale")
 
 def spec(config: Config, head: Head) -> Model:
     """Build the spec of Phi-3.5-MoE: two experts per position; ``attention_bias`` adds biases."""
-    config.fixed("num_experts_per_tok", 2, "nothing in the published code, which always chooses two experts")
     mask = gated.windowed(config.integer("sliding_window")) if config.has("sliding_window") else Causal()
     attention = gated.attention_of(config, bias=config.flag("attention_bias", False), mask=mask, relative=_rope(config))
     norm = LayerNorm(eps=gated.norm_of(config).eps)
@@ -86,7 +85,12 @@ PHIMOE = Family(
     names=(*experts.names("model.layers.{layer}.block_sparse_moe", ("w1", "w3", "w2")), *gated.NAMES),
     prefix="model.",
     ignored=gated.IGNORED,
-    ignored_config={**HEAD_KEYS, **experts.IGNORED_CONFIG, "input_jitter_noise": "training"},
+    ignored_config={
+        **HEAD_KEYS,
+        **experts.IGNORED_CONFIG,
+        "input_jitter_noise": "training",
+        "num_experts_per_tok": "the published code always chooses two experts",
+    },
     synonyms={"num_experts": "num_local_experts"},
     defaults={
         "vocab_size": 32064,
