@@ -145,7 +145,7 @@ def test_the_seed_of_a_random_start_counts() -> None:
 
 
 def test_build_copies_no_checkpoint() -> None:
-    with pytest.raises(UserError, match="for the weights of 'bert-base-uncased', load or train it"):
+    with pytest.raises(UserError, match=r"or use qkv\.load or qkv\.train for 'bert-base-uncased'"):
         qkv.build(qkv.Model.parse(HEADS), start=CheckpointStart(source="bert-base-uncased"))
 
 

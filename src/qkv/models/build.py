@@ -30,7 +30,10 @@ def build(spec: Model, seed: int = 0, start: Start | None = None) -> Transformer
     lacks a weight that ``start`` names.
     """
     if start is not None and start.checkpoint is not None:
-        raise UserError(f"start: build reads no checkpoint; for the weights of {start.checkpoint!r}, load or train it")
+        raise UserError(
+            "start: qkv.build reads no checkpoint; leave start out, or use qkv.load or qkv.train for "
+            f"{start.checkpoint!r}"
+        )
     limit_threads()
     keep_freed_memory()
     with usual_settings(device=False), torch.random.fork_rng(devices=[]):

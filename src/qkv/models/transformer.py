@@ -367,9 +367,10 @@ class Transformer(Stack):
         return self.offer(context.tap, "norm.output", y), state
 
     def _asking(self, x: Tensor, context: Context, memory: Memory) -> tuple[Tensor, Context]:
-        """Return (input of the blocks, its context), where ``memory`` is the output of the latents that have read x.
+        """Return (input of the blocks after the latents, its context): the queries, or x if the model has none.
 
-        If the model has no blocks beside the latents, return the latents.
+        memory: output of the latents, which the blocks read by cross-attention. If no blocks follow the latents, return
+        the latents.
         """
         if not len(self.blocks):
             (z,) = memory.vectors

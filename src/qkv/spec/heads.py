@@ -305,7 +305,7 @@ class ForecastHead(Head, kind="forecast"):
 
 
 class OfImages(Head):
-    """Base class of heads whose outputs are the values of images, of the sizes that the front end reads."""
+    """Base class of heads that output the pixel values of images, as large as the images that the front end reads."""
 
     fixed_rows: ClassVar[bool] = True
     per_position = True

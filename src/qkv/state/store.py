@@ -221,7 +221,9 @@ class Ring(Dense):
         )
 
     def cut(self, lengths: Counts) -> Self:
-        raise NotImplementedError("a ring buffer has overwritten earlier positions")
+        raise NotImplementedError(
+            "a state with a ring buffer cannot drop positions: it has overwritten earlier ones; read the text again"
+        )
 
 
 def new_store(

@@ -147,8 +147,8 @@ def expected(training: Training, costs: Costs, stage: PlanStage, done: int, spen
 def read_plan(folder: Path, saved: Mapping[str, Any] | None) -> Plan | None:
     """Read the plan of a run from its file in ``folder``; None if neither the file nor the checkpoint has one.
 
-    ``saved``: the plan in the checkpoint. It is returned if the file differs from it in more than an added ``second``
-    stage.
+    ``saved``: the plan in the checkpoint. The file may add a ``second`` stage to it; if the file differs in
+    anything else, the plan in the checkpoint is returned.
     """
     saved_plan = None if saved is None else Plan.parse(saved)
     try:

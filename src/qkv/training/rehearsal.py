@@ -146,8 +146,8 @@ def _sample(trainer: Rehearsed) -> float:
 
 
 def _files(trainer: Rehearsed) -> tuple[float, float]:
-    """Return the seconds to write (a checkpoint, the best weights). The second is measured; the first is estimated from
-    it by size.
+    """Return the seconds to write (a checkpoint, the best weights). Writing weights is measured; the time of a
+    checkpoint is estimated from it by size of the files.
     """
     tensors = weights(trainer.model, trainer.setup.task.wide)
     path = trainer.setup.folder / f".rehearsal{PARTIAL}"

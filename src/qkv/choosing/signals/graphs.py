@@ -33,8 +33,9 @@ def choose_graphs(request: RecipeRequest) -> Recipe:
     """Choose a recipe for a task with one output per graph.
 
     Four models compete in heats (``qkv.training.race.heats``): attention among all nodes in parallel with propagation
-    over the edges, propagation alone, sums over neighbours (GIN), and a network of single nodes that reads neither
-    edges nor their encodings. The winner is combined with a linear model of subtrees (``qkv.training.wide.fit``).
+    over the edges, propagation alone, sums over neighbours (GIN), and a network applied to each node alone, without
+    edges and without encodings of the graph's structure. The winner is combined with a linear model of subtrees
+    (``qkv.training.wide.fit``).
     """
     graphs = request.values
     processor = _processor(request.data)

@@ -16,7 +16,7 @@ _ALL = 2_000
 
 
 def undirected(edges: np.ndarray) -> np.ndarray:
-    """Return the different pairs (P, 2) of the edges (E, 2) without self-loops, sorted."""
+    """Return the distinct undirected pairs (P, 2) of ``edges`` (E, 2), sorted and without self-loops."""
     pairs = edges[edges[:, 0] != edges[:, 1]]
     return np.unique(np.sort(pairs, 1), axis=0).reshape(-1, 2)
 

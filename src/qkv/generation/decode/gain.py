@@ -35,7 +35,7 @@ class Gain:
     """
 
     def __init__(self, adaptive: bool = True):
-        """Begin with plain steps. ``adaptive``: if False, all steps have proposals, whatever the gain."""
+        """Begin with steps without proposals. ``adaptive``: if False, all steps have proposals, whatever the gain."""
         self.adaptive = adaptive
         self._plain: deque[tuple[float, float]] = deque(maxlen=KEPT)
         """(tokens per row, seconds) of the latest plain steps."""

@@ -77,7 +77,7 @@ class Merged:
         self.dtype, self.shape, self.numbers = base.dtype, base.shape, base.numbers
 
     def read(self) -> Tensor:
-        """Read the tensors and merge them, in fp32 or wider."""
+        """Read the weight and the factors of its adapter; return their sum W + scale · B A, in fp32 or wider."""
         w, a, b = self.base.read(), self.pair.a.read(), self.pair.b.read()
         merged = merged_weight(w.t() if self.transposed else w, a, b, self.pair.scale)
         return merged.t().contiguous() if self.transposed else merged

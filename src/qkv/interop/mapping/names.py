@@ -122,7 +122,7 @@ def fill_indices(pattern: str, values: Mapping[str, str | int]) -> str:
 
 
 def _computed(index: int, change: str) -> int:
-    """Return the index after a change such as "+1" or "//2"."""
+    """Apply a change such as "+1" or "//2" to ``index`` and return the result."""
     return index // int(change[2:]) if change.startswith("//") else index + int(change or 0)
 
 

@@ -72,7 +72,7 @@ def convert_inward(way: Way, parts: Sequence[NarrowWeights], cut: Cut) -> Narrow
 
 
 def convert_outward(way: Way, matrix: NarrowWeights, cut: Cut) -> NarrowWeights | None:
-    """Convert a matrix like ``Way.outward``; return None if the conversion moves more than rows."""
+    """Convert a quantised matrix as ``Way.outward`` converts a tensor; return None if it does more than move rows."""
     return _converted(lambda one: way.outward(one[0], cut)[0], [matrix])
 
 

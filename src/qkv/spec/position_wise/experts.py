@@ -50,11 +50,13 @@ class MixtureOfExperts(Branch, kind="mixture_of_experts"):
     ``shared_scale`` is a factor of f_shared(x) (Command A with experts, Cohere 2026). ``limit`` and ``shift`` as in a
     gated feed-forward network.
 
-    With ``choice`` "logits", the k experts are those with the largest x W_r, to which a bias is added (Kolibri, Aleph
-    Alpha 2026). ``weights_of`` "inputs": Σ f_e(w_e x) (Llama 4, 2025). ``norm`` is applied to the sum (A.X-K1, 2026).
+    With ``choice`` "logits", the k experts with the largest x W_r + b are chosen; b has no part in the weights
+    (Kolibri, Aleph Alpha 2026). ``weights_of`` "inputs": Σ f_e(w_e x) (Llama 4, 2025). ``norm`` is applied to the sum
+    (A.X-K1, 2026).
 
-    With ``router`` "sparse_mixer", s is a softmax, but w_e one over the logits z of experts that are near e,
-    z_e - z ≤ 2 jitter max(|z|, z_e), and not chosen before it (Liu et al. 2023, Phi-3.5-MoE 2024).
+    With ``router`` "sparse_mixer", s = softmax(z) for the logits z. The weight w_e is the value of e in a softmax over
+    fewer experts: those not chosen before e whose logit z has z_e - z ≤ 2 jitter max(|z|, z_e) (Liu et al. 2023,
+    Phi-3.5-MoE 2024).
     """
 
     num_experts: int = Field(default=8, gt=0, le=4096, description="number of experts to choose from, E")

@@ -26,11 +26,12 @@ class MarkedText(Text, kind="marked_text"):
     """As ``text``, for tokens with further marks: whole numbers, by default 0, that select learned vectors.
 
     ``marks``: number of values of each mark whose vectors are added to the token's (TAPAS, Herzig et al. 2020).
-    ``box``: number of values of the coordinates of a box on a page, which are four more marks, left, upper, right and
-    lower; added are X[left] + Y[upper] + X[right] + Y[lower] + H[lower - upper] + W[right - left] (LayoutLM, Xu et al.
-    2020). ``appended``: marks whose vectors are appended to the token's, before a linear map W x + b of all of them to
-    its width (RoCBert, Su et al. 2022). The marks of a token are given in this order. ``cells``: positions count anew
-    in each cell, the tokens of a row with the same first two marks (TAPAS).
+    ``box``: number of values of the coordinates of a box on a page, which are four more marks: left, upper, right
+    and lower. The sum X[left] + Y[upper] + X[right] + Y[lower] + H[lower - upper] + W[right - left] is added to the
+    token's vector (LayoutLM, Xu et al. 2020). ``appended``: marks whose vectors are appended to the token's, before
+    a linear map W x + b of all of them to its width (RoCBert, Su et al. 2022). The marks of a token are given in
+    this order. ``cells``: positions start at 0 in each cell. A cell consists of the tokens of one row whose first
+    two marks are equal (TAPAS).
     """
 
     marks: Seq[Rows] = Field(default=(), max_length=64, description="number of values of each mark that is added")

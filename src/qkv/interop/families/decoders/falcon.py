@@ -99,7 +99,7 @@ def _kv_heads(config: Config, heads: int) -> int:
 
 
 def _order(config: Config, norm: LayerNorm) -> dict[str, Any]:
-    """Return the fields of a block for the order of its branches, with one norm per branch if there are two norms."""
+    """Return the fields of a block: branches in parallel or in sequence, each with its own norm if there are two."""
     newer, parallel = config.flag("new_decoder_architecture", False), config.flag("parallel_attn", True)
     norms = config.integer("num_ln_in_parallel_attn", 2 if newer else 1)
     if norms not in ((1, 2) if newer else (1,)) or (newer and not parallel):

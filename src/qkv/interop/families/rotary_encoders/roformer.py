@@ -54,8 +54,8 @@ def spec(config: Config, head: Head) -> Model:
     config.fixed("rotary_value", False, "the values, which would be rotated, too")
     if not is_sinusoid(config, Sinusoidal(halves=True), _WAVES):
         raise UserError(
-            f"{config.source}: the tensor {_WAVES!r} beside it differs from the sinusoids of RoPE; it needs: rotations "
-            "by a learned table of sines and cosines"
+            f"{config.source}: the weights have a table {_WAVES!r} that differs from the sinusoids of RoPE, and qkv "
+            "does not support rotations by a learned table of sines and cosines"
         )
     model = bert.spec(config, VectorsHead())
     (block,) = model.blocks
