@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Self
 
 from pydantic import Field
@@ -293,10 +293,7 @@ class Layered(Spec):
         problems = self._merge_problems(width)
         if problems:
             return problems
-        inside = zip(self.layers, self.places, self.widths(width), strict=True)
-        for i, (block, place, features) in enumerate(inside):
-            if i >= len(self.blocks) and not self.merges:
-                break
+        for i, (block, place, features) in enumerate(self._distinct_layers(width)):
             for j, branch in enumerate(block.branches):
                 wrong = branch.width_problems(features)
                 if self.rows_known:
@@ -327,6 +324,13 @@ class Layered(Spec):
             )
             problems.append(Problem(("blocks", other, "residual"), sentence))
         return problems + self._average_problems()
+
+    def _distinct_layers(self, width: int) -> Sequence[tuple[Block, Place, int]]:
+        """Return (block, place, features) of every layer; only of the pattern's blocks if its repetitions are equal."""
+        if self.merges:
+            return list(zip(self.layers, self.places, self.widths(width), strict=True))
+        place = Place(self.row_positions, self.grid)
+        return [(block, place, width) for block in self.blocks]
 
     def _merge_problems(self, width: int) -> list[Problem]:
         """Return the errors in the merges of the blocks; empty if none."""
