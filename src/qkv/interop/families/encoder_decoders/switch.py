@@ -17,7 +17,7 @@ from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Architecture
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
-from qkv.spec.branches import FeedForward
+from qkv.spec.branches import FeedForward, GatedFeedForward
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model
 from qkv.spec.models.blocks import Layered
@@ -129,7 +129,7 @@ def _experts(block: Block) -> MixtureOfExperts | None:
     return last if isinstance(last, MixtureOfExperts) else None
 
 
-def _without_experts(stack: L, network: FeedForward) -> L:
+def _without_experts(stack: L, network: FeedForward | GatedFeedForward) -> L:
     blocks = (
         block if _experts(block) is None else block.changed(branches=(*block.branches[:-1], network))
         for block in stack.layers

@@ -105,8 +105,9 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 def _turned_everywhere(mixer: object) -> bool:
     """Return True if ``mixer`` has RoPE without a window."""
-    full = isinstance(mixer, Attention) and not gated.window_of(mixer)
-    return full and not isinstance(mixer.relative, NoRelative)
+    if not isinstance(mixer, Attention) or gated.window_of(mixer):
+        return False
+    return not isinstance(mixer.relative, NoRelative)
 
 
 def _dense(spec: Model) -> dict[str, Any] | None:

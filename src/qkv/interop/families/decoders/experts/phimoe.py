@@ -69,8 +69,9 @@ def _head(config: Config) -> Head:
 
 
 def _head_keys(head: Head) -> dict[str, Any] | None:
-    alike = isinstance(head, LanguageModelHead) and head == LanguageModelHead(tied=head.tied, bias=head.bias)
-    return {"tie_word_embeddings": head.tied, "lm_head_bias": head.bias} if alike else None
+    if not isinstance(head, LanguageModelHead) or head != LanguageModelHead(tied=head.tied, bias=head.bias):
+        return None
+    return {"tie_word_embeddings": head.tied, "lm_head_bias": head.bias}
 
 
 PHIMOE = Family(
