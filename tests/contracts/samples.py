@@ -293,10 +293,15 @@ EVERYTHING: tuple[Branch, ...] = (
     *(parts[0] for kind, parts in MATRIX_SAMPLES.items() if kind not in ("linear_attention", "mamba", "rg_lru")),
     GatedFeedForward(hidden=24),
     *(parts[0] for parts in CONTINUOUS_SAMPLES.values()),
+)
+"""Most ways for positions to exchange information, in one stack."""
+
+FURTHER: tuple[Branch, ...] = (
     DifferentialAttention(num_kv_heads=2),
     MATRIX_SAMPLES["rg_lru"][0],
+    SAMPLES["collision_attention"][0],
 )
-"""Every way for positions to exchange information, in one stack."""
+"""All other ways: in one stack of all, the choices of sparse mixers would change with the rounding of those before."""
 
 
 def stack(blocks: tuple[Block, ...], text: Text | None = None, **fields: Any) -> Model:
@@ -310,9 +315,10 @@ def positions(part: Any, **fields: Any) -> Text:
 
 STACKS: dict[str, Model] = {
     "pre": stack((Block(branches=EVERYTHING),)),
+    "further mixers": stack((Block(branches=FURTHER),)),
     "post, batch norm": stack(
-        # Batch norm does not bound single vectors: through more branches, the last two too, rounding would be seen.
-        (Block(branches=tuple(b for b in EVERYTHING[:-2:2] if b not in PRODUCTS), order="post", norm=BatchNorm()),),
+        # Batch norm does not bound single vectors: through more branches, rounding would be seen.
+        (Block(branches=tuple(b for b in EVERYTHING[::2] if b not in PRODUCTS), order="post", norm=BatchNorm()),),
         positions(Sinusoidal()),
         norm=BatchNorm(),
         init_std=0.1,
@@ -492,7 +498,7 @@ OVER_PATCHES = tuple(branch for branch in ANEW if branch.exactness.length is Non
 
 SEGMENTED: dict[str, Model] = {
     "recurrent memory": stack(  # a sixth of them: over 220 segments, a recurrence through all amplifies rounding
-        (Block(branches=ANEW[:-2:6], norm=RMSNorm()),),
+        (Block(branches=ANEW[::6], norm=RMSNorm()),),
         positions(NoPositions()),
         segmentation=RecurrentMemory(segment=5, num_memory=2),
     ),

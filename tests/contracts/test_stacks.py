@@ -8,7 +8,7 @@ from functools import lru_cache
 import pytest
 import torch
 from tests.contracts.battery import CHECKS, assert_kept
-from tests.contracts.samples import EVERYTHING, FORMS, SAMPLES, SEGMENTED, STACKS
+from tests.contracts.samples import EVERYTHING, FORMS, FURTHER, SAMPLES, SEGMENTED, STACKS
 from tests.contracts.subjects import EncoderDecoder, PrefixDecoder, Stack, whole_model
 
 from qkv.layers.signal import Signal
@@ -35,11 +35,11 @@ def test_contract(name: str, check: str, record_property: Callable[[str, object]
 
 def test_the_stacks_hold_every_mixer_order_norm_and_residual() -> None:
     blocks = [block for spec in STACKS.values() for block in spec.layers]
-    assert {branch.kind for branch in EVERYTHING if branch.mixes} == {
+    assert {branch.kind for branch in (*EVERYTHING, *FURTHER) if branch.mixes} == {
         kind for kind, parts in SAMPLES.items() if parts[0].mixes
     }
     assert {block.order for block in blocks} == {"pre", "post", "sandwich", "res_post", "parallel"}
-    assert {block.norm.kind for block in blocks} == Norm.kinds().keys()
+    assert {block.norm.kind for block in blocks} == Norm.kinds().keys() - {"grid_norm"}
     assert {block.residual.kind for block in blocks} == Residual.kinds().keys()
     in_sequence = {kind for kind, part in Positions.kinds().items() if part.axes == 1}
     assert {spec.frontend.positions.kind for spec in STACKS.values()} == in_sequence  # type: ignore[attr-defined]

@@ -128,7 +128,10 @@ WRONG = {
         {"blocks": [{"order": "before"}]},
         "blocks.0.order: 'before' given, but it should be 'pre', 'post', 'sandwich', 'res_post' or 'parallel'",
     ),
-    "a number as part": ({"norm": 3}, "norm: 3 is not a norm; allowed: batch_norm, layer_norm, none, rms_norm"),
+    "a number as part": (
+        {"norm": 3},
+        "norm: 3 is not a norm; allowed: batch_norm, grid_norm, layer_norm, none, rms_norm",
+    ),
     "two problems": (
         {"width": 0, "num_layers": 0},
         "width: 0 given, but it should be greater than 0 (and 1 more problem)",

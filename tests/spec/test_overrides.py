@@ -192,7 +192,7 @@ REFUSED = {
     "model.blocks.mixer.num_head=3": "there is no 'num_head' in 'model.blocks.0.branches.0'; did you mean 'num_heads'?",
     "model.blocks.gru.num_heads=3": (
         "'model.blocks.1.branches.0' is 'gru', which has no 'num_heads'; kinds that have it: "
-        "attention, continuous_memory, cross_attention, "
+        "attention, collision_attention, continuous_memory, cross_attention, "
     ),
     "model.blocks.7.norm=none": "'model.blocks' has 3 elements, 0 to 2, and no 7",
     "model.blocks.-4.norm=none": "'model.blocks' has 3 elements, 0 to 2, and no -4",

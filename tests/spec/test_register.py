@@ -285,7 +285,7 @@ def test_a_task_has_one_implementation_for_each_kind_of_input() -> None:
 PLACES = {
     branches.TokenShift: 3,
     memory_layer.MemoryLayer: 3,
-    frontends.Text: 5,  # the default of a model, too, and the base of two others
+    frontends.Text: 6,  # the default of a model, too, and the base of three others
     images.Images: 3,  # a setting of patches that are generated, too
     images.Patches: 2,
     parts.BatchNorm: 3,

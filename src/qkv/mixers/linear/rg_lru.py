@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
-from qkv.layers.layout import Layouts, matrix
+from qkv.layers.layout import WHOLE, Declared, Layouts, matrix
 from qkv.layers.linear.linear import Linear
 from qkv.layers.observable import Points, standard
 from qkv.layers.position_wise.activations import ACTIVATIONS
@@ -24,10 +24,10 @@ _SHARPNESS = 8.0
 _DECAYS = 0.9, 0.999
 """Bounds of the initial decays at open gates."""
 _LEAST = 2.5e-7
-"""Smallest 1 - a² whose root is taken, which bounds the root's derivative."""
+"""Value of 1 - a² below which the derivative of its root stays the same, as published."""
 
 
-class BlockDiagonal(nn.Module):
+class BlockDiagonal(Declared):
     """Linear map with a block-diagonal matrix, (B, N, E) -> (B, N, E); weight (H, E / H, E / H), rows are inputs."""
 
     def __init__(self, features: int, blocks: int):
@@ -35,6 +35,9 @@ class BlockDiagonal(nn.Module):
         size = features // blocks
         self.weight = nn.Parameter(torch.randn(blocks, size, size) * size**-0.5)
         self.bias = nn.Parameter(torch.zeros(blocks, size))
+
+    def layouts(self) -> Layouts:
+        return {"weight": WHOLE, "bias": WHOLE}
 
     def forward(self, x: Tensor) -> Tensor:
         blocks = x.unflatten(-1, self.bias.shape)
@@ -83,7 +86,7 @@ class RGLRU(Branch):
         value, tail = self.convolution(self.input(x), context, tail)
         log_decay = -_SHARPNESS * F.softplus(self.rate) * self.decay_gate(value).sigmoid()
         log_decay = self.offer(context.tap, "feature_decay", log_decay)
-        scale = (-torch.expm1(2 * log_decay)).clamp(min=_LEAST).sqrt()
+        scale = _bounded_root(-torch.expm1(2 * log_decay))
         first = (context.positions == 0)[..., None]
         value = value * self.input_gate(value).sigmoid() * scale.masked_fill(first, 1.0)
         out, last = gated_scan(value, log_decay, before, context.valid, context.document_starts)
@@ -95,3 +98,9 @@ class RGLRU(Branch):
 
     def ending(self) -> nn.Module:
         return self.output
+
+
+def _bounded_root(x: Tensor) -> Tensor:
+    """Return √x, whose derivative is 1 / (2 √max(x, ``_LEAST``))."""
+    differentiable = torch.where(x > _LEAST, x.clamp(min=_LEAST).sqrt(), x / (2 * _LEAST**0.5))
+    return differentiable + (x.sqrt() - differentiable).detach()
