@@ -205,6 +205,7 @@ CONVNEXT = Family(
         **vit.IGNORED_CONFIG,
         **dict.fromkeys(("out_features", "out_indices", "stage_names"), "output format of a backbone"),
     },
+    typical={"image_size": 224, "patch_size": 4},
 )
 CONVNEXT_V2 = replace(
     CONVNEXT,

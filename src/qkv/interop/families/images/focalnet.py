@@ -140,6 +140,7 @@ FOCALNET = Family(
         **dict.fromkeys(("out_features", "out_indices", "stage_names"), "output format of a backbone"),
         "hidden_sizes": "not read: each stage has twice the features of the one before",
     },
+    typical={"image_size": 224, "patch_size": 4},
 )
 
 register(FOCALNET)

@@ -221,6 +221,7 @@ SWIN = Family(
     ignored=_index("swin."),
     ignored_config=_IGNORED,
     synonyms={"num_attention_heads": "num_heads"},
+    typical={"image_size": 224, "patch_size": 4, "window_size": 7, "embed_dim": 96},
 )
 DONUT = replace(
     SWIN,

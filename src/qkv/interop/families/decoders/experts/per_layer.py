@@ -264,6 +264,7 @@ MIMO = _family(
         "norm_topk_prob": True,
         "rope_parameters": _tables(_MIMO_BASES, dict.fromkeys(_MIMO_BASES, _MIMO_FRACTION)),
     },
+    typical={"num_attention_heads": 4, "num_key_value_heads": 2},
 )
 
 register(LAGUNA, MIMO)

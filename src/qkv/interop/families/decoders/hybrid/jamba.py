@@ -165,6 +165,7 @@ JAMBA = Family(
         "mamba_d_conv": 4,
         "mamba_expand": 2,
     },
+    typical={"expert_layer_period": 2, "expert_layer_offset": 1, "attn_layer_period": 8, "attn_layer_offset": 4},
 )
 
 register(JAMBA)

@@ -64,7 +64,7 @@ def spec(config: Config, head: Head) -> Model:
 
 def _multiplier(width: int) -> float:
     """Return the factor of the embeddings, √D in bf16, as published."""
-    return float(torch.tensor(width**0.5, dtype=torch.bfloat16))
+    return float(torch.tensor(width**0.5, dtype=torch.bfloat16, device="cpu"))
 
 
 def config(spec: Model) -> dict[str, Any] | None:

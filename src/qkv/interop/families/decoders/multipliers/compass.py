@@ -80,6 +80,7 @@ COMPASS = Family(
     ignored=gated.IGNORED,
     ignored_config={**HEAD_KEYS, "pooling": "part of a head that this architecture lacks"},
     defaults={**cohere.SIZES, "sliding_window": 4096},
+    typical={"rope_parameters": {kind: {"rope_type": "default", "rope_theta": 10_000.0} for kind in KINDS}},
 )
 
 register(COMPASS)

@@ -162,6 +162,7 @@ NYSTROMFORMER = Family(
         "hidden_act": "gelu_new",
         "layer_norm_eps": 1e-5,
     },
+    typical={"conv_kernel_size": 65},
 )
 YOSO = replace(
     NYSTROMFORMER,
@@ -182,6 +183,7 @@ YOSO = replace(
         "attention_probs_dropout_prob": "not applied by the published code",
     },
     defaults={"vocab_size": 50265, "max_position_embeddings": 4096},
+    typical={},
 )
 
 register(NYSTROMFORMER, YOSO)
