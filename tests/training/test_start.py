@@ -293,6 +293,8 @@ def test_a_published_encoder_decoder_learns_with_its_own_marks(tmp_path: Path) -
         "label_smoothing": 0.1,
         "begin": ["<pad>"],
         "framed": True,
+        "prefix": "",
+        "windows": 1,
     }
     theirs = T5ForConditionalGeneration.from_pretrained(start)
     torch.testing.assert_close(run.model.state_dict()["frontend.table"], theirs.shared.weight, rtol=0, atol=1e-20)

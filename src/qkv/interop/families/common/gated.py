@@ -185,21 +185,26 @@ def with_blocks(model: Model, **fields: Any) -> Model:
 def with_rope(spec: Model) -> tuple[Model, list[bool]]:
     """Return (the model with RoPE in every layer, list of which layers had RoPE before).
 
-    For conversion to configs of models in which some layers have no positions.
+    For conversion to configs of models in which some layers have no positions. Layers with heads that RoPE cannot
+    rotate, such as those of an odd number of features, stay without.
     """
     turned = [_turns(block.branches[0]) for block in spec.layers]
     ropes = [block for block, one in zip(spec.layers, turned, strict=True) if one]
     relative = ropes[0].branches[0].relative if ropes else Rope()  # type: ignore[attr-defined]
-    return spec.changed(blocks=tuple(_with_relative(block, relative) for block in spec.layers)), turned
+    widths = spec.widths(spec.width)
+    blocks = tuple(_with_relative(block, relative, width) for block, width in zip(spec.layers, widths, strict=True))
+    return spec.changed(blocks=blocks), turned
 
 
 def _turns(branch: Branch) -> bool:
     return isinstance(branch, Attention) and not isinstance(branch.relative, NoRelative)
 
 
-def _with_relative(block: Block, relative: Rope) -> Block:
+def _with_relative(block: Block, relative: Rope, width: int) -> Block:
     match block.branches:
-        case (Attention(relative=NoRelative()) as attention, *rest):
+        case (Attention(relative=NoRelative()) as attention, *rest) if not relative.head_problems(
+            attention.dims(width)[0]
+        ):
             return block.changed(branches=(attention.changed(relative=relative), *rest))
         case _:
             return block
