@@ -240,12 +240,13 @@ def classification(
     return Architecture(read, write, rows, ignored or {})
 
 
-def pooled_head(config: Config, **fields: Any) -> Head:
+def pooled_head(config: Config, count: int | None = None, **fields: Any) -> Head:
     """Build the head on one vector per text: classification for several classes, regression for one.
 
-    ``fields``: fields of the head. Raises ``UserError`` for other problem types.
+    ``count``: number of classes; None: that of the config.   ``fields``: fields of the head. Raises ``UserError`` for
+    other problem types.
     """
-    count = label_count(config)
+    count = label_count(config) if count is None else count
     problems = {"regression": count == 1, "single_label_classification": count > 1}
     problem = config.word("problem_type", "regression" if count == 1 else "single_label_classification")
     if problem not in problems:

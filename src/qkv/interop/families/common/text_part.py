@@ -28,6 +28,7 @@ class TextPart:
     head: published name of the head's matrix.   tied: default of ``tie_word_embeddings`` of the whole config, which
     the library reads instead of the text model's; None: the head is never tied.   defaults: keys that the library adds
     to ``text_config``.   parts: tensors of the other parts, with what they are.   keys: config keys of the other parts.
+    synonyms: other names of these keys.
     """
 
     inner: Family
@@ -37,6 +38,7 @@ class TextPart:
     head: str = "lm_head.weight"
     tied: bool | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    synonyms: Mapping[str, str] = field(default_factory=dict)
 
     def spec(self, config: Config, head: Head) -> Model:
         """Build the spec of the text model."""
@@ -68,7 +70,11 @@ class TextPart:
             names=rows,
             divisions=self.inner.divisions,
             ignored={self._whole(name): reason for name, reason in self.inner.ignored.items()},
-            ignored_config=dict.fromkeys(("tie_word_embeddings",), "fixed by the family") if self.tied is None else {},
+            ignored_config={
+                **dict.fromkeys((*self.keys, *self.synonyms), "part of the model that qkv does not read"),
+                **(dict.fromkeys(("tie_word_embeddings",), "fixed by the family") if self.tied is None else {}),
+            },
+            synonyms=self.synonyms,
         )
 
     def _renamed(self, row: NameRule) -> NameRule:

@@ -26,9 +26,10 @@ def _speech(*prefixes: str) -> Reasons:
 _TOWER = _speech("audio_tower", "multi_modal_projector")
 _TOWER_WITHIN = _speech("model.audio_tower", "model.multi_modal_projector")
 _QFORMER = _speech("encoder", "projector")
+_TOKEN = {"audio_token_id": "audio_token_index"}
 _PROJECTOR = ("audio_config", "projector_hidden_act")
 
-QWEN2_AUDIO = TextPart(QWEN2, _FIRST, _TOWER, ("audio_config", "audio_token_index"), _HEAD).family(
+QWEN2_AUDIO = TextPart(QWEN2, _FIRST, _TOWER, ("audio_config", "audio_token_index"), _HEAD, synonyms=_TOKEN).family(
     "Qwen2-Audio", "qwen2_audio", "Qwen2AudioForConditionalGeneration"
 )
 FLAMINGO = TextPart(QWEN2, _FIRST, _TOWER, (*_PROJECTOR, "audio_token_id", "projector_bias"), _HEAD).family(
@@ -93,14 +94,27 @@ GLM_ASR = TextPart(
 def _granite(name: str, kind: str, model_type: str) -> Family:
     """Build a family of Granite Speech, whose logits are not divided, unlike Granite's."""
     keys = ("encoder_config", "projector_config", "audio_token_index", "has_lora_adapter", "downsample_rate")
-    part = TextPart(GRANITE, _FIRST, _QFORMER, (*keys, "window_size"), _HEAD, tied=True)
+    keys = (*keys, "window_size", "initializer_range")
+    part = TextPart(GRANITE, _FIRST, _QFORMER, keys, _HEAD, tied=True, synonyms=_TOKEN)
     return part.family(name, model_type, f"{kind}ForConditionalGeneration")
 
 
 GRANITE_SPEECH = _granite("Granite Speech", "GraniteSpeech", "granite_speech")
 GRANITE_SPEECH_PLUS = _granite("Granite Speech Plus", "GraniteSpeechPlus", "granite_speech_plus")
+_QWEN3_SIZES = {"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8}
 QWEN3_ASR = TextPart(
-    QWEN3, _WITHIN, _TOWER_WITHIN, ("audio_config", "audio_token_id", "timestamp_token_id"), tied=True
+    QWEN3,
+    _WITHIN,
+    _TOWER_WITHIN,
+    ("audio_config", "audio_token_id", "timestamp_token_id", "token_classification_bias", "initializer_range"),
+    tied=True,
+    defaults={
+        **_QWEN3_SIZES,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "head_dim": 128,
+        "max_position_embeddings": 65536,
+    },
 ).family("Qwen3-ASR", "qwen3_asr", "Qwen3ASRForConditionalGeneration")
 MOSS = TextPart(
     QWEN3,
@@ -108,6 +122,13 @@ MOSS = TextPart(
     _TOWER_WITHIN,
     (*_PROJECTOR, "audio_token_id", "projector_bias", "audio_merge_size", "audio_chunk_size"),
     tied=True,
+    defaults={
+        **_QWEN3_SIZES,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 131072,
+        "rope_theta": 1000000.0,
+    },
 ).family("MOSS Transcribe-Diarize", "moss_transcribe_diarize", "MossTranscribeDiarizeForConditionalGeneration")
 
 register(

@@ -83,9 +83,11 @@ BIGBIRD_PEGASUS = bart_like.family(
         **{f"{stack}_layers": 16 for stack in ("encoder", "decoder")},
     },
     base="Blenderbot",
+    typical={"attention_type": "original_full"},
     spec=spec,
     config=config,
     names=tuple(map(_renamed, bart_like.NAMES)),
+    synonyms={**bart_like.SYNONYMS, "attention_probs_dropout_prob": "attention_dropout"},
     ignored_config={
         **bart_like.IGNORED_CONFIG,
         **dict.fromkeys(("block_size", "num_random_blocks"), "read only by attention to blocks"),

@@ -178,7 +178,11 @@ ENCODER_DECODER = Family(
     config=config,
     names=NAMES,
     ignored={**_IGNORED, "encoder.embeddings.position_ids": "constant position ids 0, 1, 2, …"},
-    ignored_config={"tie_word_embeddings": "given by the decoder", "tie_encoder_decoder": "from older versions"},
+    ignored_config={
+        "tie_word_embeddings": "given by the decoder",
+        "tie_encoder_decoder": "from older versions",
+        "decoder_start_token_id": "read as start of the output",
+    },
 )
 
 register(ENCODER_DECODER)

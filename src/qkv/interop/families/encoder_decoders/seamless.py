@@ -70,12 +70,53 @@ _SPEECH = written_back(
 )
 
 
+def _below(start: str, ends: str) -> tuple[str, ...]:
+    """Return the config keys that begin with ``start``; ``ends``: their ends, with spaces between them."""
+    return tuple(start + end for end in ends.split())
+
+
+_ENCODER_KEYS = (
+    *_below("adaptor_", "dropout kernel_size stride"),
+    *_below(
+        "",
+        "add_adapter conv_depthwise_kernel_size feature_projection_input_dim layer_norm_eps num_adapter_layers "
+        "position_embeddings_type max_source_positions num_conv_pos_embedding_groups num_conv_pos_embeddings "
+        "rotary_embedding_base left_max_position_embeddings right_max_position_embeddings",
+    ),
+    *_below(
+        "speech_encoder_",
+        "attention_heads dropout hidden_act intermediate_size layerdrop layers chunk_size left_chunk_num",
+    ),
+)
+"""Config keys of the encoder of speech."""
+_SYNTHESIS_KEYS = (
+    *_below(
+        "",
+        "lang_embed_dim leaky_relu_slope resblock_dilation_sizes resblock_kernel_sizes sampling_rate spkr_embed_dim "
+        "unit_embed_dim unit_hifi_gan_vocab_size var_pred_dropout variance_predictor_kernel_size char_vocab_size",
+    ),
+    *_below(
+        "t2u_",
+        "bos_token_id decoder_attention_heads decoder_ffn_dim decoder_layers encoder_attention_heads "
+        "encoder_ffn_dim encoder_layers eos_token_id max_position_embeddings pad_token_id vocab_size "
+        "decoder_start_token_id max_new_tokens variance_pred_dropout variance_predictor_embed_dim "
+        "variance_predictor_hidden_dim variance_predictor_kernel_size",
+    ),
+    *_below("upsample_", "initial_channel kernel_sizes rates"),
+    *_below("vocoder_", "num_langs num_spkrs offset"),
+)
+"""Config keys of the synthesis of speech."""
+
+
 def _family(name: str, kind: str, model_type: str, longest: int) -> Family:
     words = language_model(tied=True)
     plain = bart_like.family(
         name,
         model_type,
-        {f"{kind}ForTextToText": words, f"{kind}Model": replace(words, kept=_SPEECH)},
+        {
+            f"{kind}ForTextToText": words,
+            f"{kind}Model": replace(words, kept=_SPEECH, kept_config=(*_ENCODER_KEYS, *_SYNTHESIS_KEYS)),
+        },
         _FORM,
         {
             "vocab_size": 256102,
@@ -91,6 +132,12 @@ def _family(name: str, kind: str, model_type: str, longest: int) -> Family:
         config=config,
         names=tuple(map(_renamed, bart_like.NAMES)),
         copies=_copies,
+        ignored_config={
+            **bart_like.IGNORED_CONFIG,
+            **dict.fromkeys(_ENCODER_KEYS, "part of the encoder of speech, which qkv does not read"),
+            **dict.fromkeys(_SYNTHESIS_KEYS, "part of the synthesis of speech, which qkv does not read"),
+            "max_new_tokens": "settings of generation and of tasks",
+        },
         synonyms={**bart_like.SYNONYMS, **_KEYS},
     )
     return replace(plain, prefix="", ignored={_TABLE: "unused if encoder and decoder have separate tables"})

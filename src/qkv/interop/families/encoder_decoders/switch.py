@@ -169,6 +169,7 @@ SWITCH = replace(
         **dict.fromkeys(("router_jitter_noise", "router_z_loss_coef", "add_router_probs"), "training of the router"),
         **dict.fromkeys(("encoder_sparse_step", "decoder_sparse_step"), "given by the numbers of layers with experts"),
         **dict.fromkeys(("router_dtype", "router_ignore_padding_tokens"), "scores are computed in fp32 or wider"),
+        "add_cross_attention": "fixed by the family",
         **dict.fromkeys(("num_sparse_encoder_layers", "num_sparse_decoder_layers"), "part of a stack that it lacks"),
     },
 )

@@ -206,6 +206,7 @@ CONVNEXT = Family(
         **dict.fromkeys(("out_features", "out_indices", "stage_names"), "output format of a backbone"),
     },
     typical={"image_size": 224, "patch_size": 4},
+    synonyms={"num_hidden_layers": "num_stages"},
 )
 CONVNEXT_V2 = replace(
     CONVNEXT,

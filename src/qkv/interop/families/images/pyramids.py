@@ -161,6 +161,11 @@ def _first_spec(config: Config, head: Head) -> Model:
     return stages.model(config, lists.widths[0], embeds, blocks, norm, head)
 
 
+def _count(config: Config) -> int:
+    """Return the number of PVT's classes, by default 1000, whatever their names are."""
+    return config.size("num_labels", 1000)
+
+
 def _config(spec: Model, network: type[Any], ratios: str) -> dict[str, Any] | None:
     """Return the keys that these families share; None if the structure is not theirs. ``ratios``: key of the blocks."""
     block, embeds = shape_of(spec)
@@ -229,7 +234,7 @@ _IGNORED = {
 PVT = Family(
     name="PVT",
     model_types=("pvt",),
-    architectures={"PvtForImageClassification": stages.classifier("first"), "PvtModel": heads.vectors()},
+    architectures={"PvtForImageClassification": stages.classifier("first", count=_count), "PvtModel": heads.vectors()},
     spec=_first_spec,
     config=_first_config,
     names=vit.prefixed(
@@ -282,6 +287,7 @@ SEGFORMER = Family(
         **dict.fromkeys(("classifier_dropout_prob", "layer_norm_eps", "downsampling_rates"), "not read by classifiers"),
         "reshape_last_stage": "the form of the vectors, whose mean is the same",
     },
+    synonyms={"num_hidden_layers": "num_encoder_blocks"},
 )
 
 register(PVT, PVT_V2, SEGFORMER)

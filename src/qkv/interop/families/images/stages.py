@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from qkv.interop.families.common.heads import pooled_head, problem_keys
+from qkv.interop.families.common.heads import label_count, pooled_head, problem_keys
 from qkv.interop.families.images import vit
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Architecture
@@ -109,12 +109,18 @@ def sides(embeds: Patches) -> int | list[int | None] | None:
 
 
 def classifier(
-    pooling: str = "mean", norm: Callable[[Config], LayerNorm] | None = None, norms: str = ""
+    pooling: str = "mean",
+    norm: Callable[[Config], LayerNorm] | None = None,
+    norms: str = "",
+    count: Callable[[Config], int] = label_count,
 ) -> Architecture:
-    """Build the classifier of a pooled vector. ``norm``: norm of that vector, ``norms``: its published name."""
+    """Build the classifier of a pooled vector.
+
+    ``norm``: norm of that vector, ``norms``: its published name.   ``count``: number of classes of a config.
+    """
 
     def read(config: Config) -> Head:
-        return pooled_head(config, pooling=pooling, norm=norm(config) if norm else NoNorm())
+        return pooled_head(config, count(config), pooling=pooling, norm=norm(config) if norm else NoNorm())
 
     def write(head: Head) -> dict[str, Any] | None:
         return problem_keys(head) if isinstance(head, ClassificationHead | RegressionHead) else None

@@ -220,8 +220,8 @@ SWIN = Family(
     prefix="swin.",
     ignored=_index("swin."),
     ignored_config=_IGNORED,
-    synonyms={"num_attention_heads": "num_heads"},
     typical={"image_size": 224, "patch_size": 4, "window_size": 7, "embed_dim": 96},
+    synonyms={"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"},
 )
 DONUT = replace(
     SWIN,

@@ -7,6 +7,7 @@ from typing import Any
 
 from qkv.interop.families.common import experts, gated
 from qkv.interop.families.common.heads import HEAD_KEYS, scaled_language_model
+from qkv.interop.families.common.rope import FRACTION, rope_of
 from qkv.interop.families.decoders.multipliers import cohere
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
@@ -14,7 +15,7 @@ from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
 from qkv.spec.heads import Head
 from qkv.spec.model import Model
-from qkv.spec.parts import NoRelative, Norm
+from qkv.spec.parts import NoRelative, Norm, Rope
 from qkv.spec.position_wise.experts import MixtureOfExperts
 from qkv.system.errors import UserError
 
@@ -35,13 +36,22 @@ def spec(config: Config, head: Head) -> Model:
     Layers with full attention have no positions, except dense ones if ``prefix_dense_sliding_window_pattern`` is 1.
     With ``rms_norm_eps``, norms are RMSNorm.
     """
-    attention = gated.attention_of(config, bias=config.flag("attention_bias", False))
+    attention = gated.attention_of(config, bias=config.flag("attention_bias", False), relative=_rope(config))
     sparse, kinds = _PLACES.read(config), gated.kinds_of(config, _kind(config))
     turned = config.integer(_PREFIX, 1) == 1
     layers = [_layer(config, attention, kind, turned and not one) for kind, one in zip(kinds, sparse, strict=True)]
     hidden = _DENSE if config.has(_DENSE) else "intermediate_size"
     model = gated.model_of(config, head, layers, norm=_norm(config), hidden=hidden)
     return _experts(config).spec(config, gated.with_blocks(model, order="parallel"))
+
+
+def _rope(config: Config) -> Rope:
+    """Return the RoPE of ``rope_parameters``: the published config class has ``rope_scaling``, but does not read it."""
+    read = ("rope_parameters", "rope_theta", FRACTION)
+    keys = {key: config.values[key] for key in read if config.has(key)}
+    return rope_of(
+        Config({**keys, "max_position_embeddings": config.integer("max_position_embeddings")}, config.source)
+    )
 
 
 def _kind(config: Config) -> Callable[[int], str]:
@@ -77,7 +87,7 @@ def _experts(config: Config) -> experts.ExpertKeys:
     that of the others, or the mean of both is taken.
     """
     logistic = config.word("expert_selection_fn", "softmax", {"softmax": False, "sigmoid": True})
-    sums = config.flag("norm_topk_prob", True) if logistic else True
+    sums = config.flag("norm_topk_prob", True) or not logistic
     mean = config.word("shared_expert_combination_strategy", "average", {"average": True, "sum": False})
     fixed = {"router": "sigmoid" if logistic else "softmax", "normalised": sums}
     halves = _MEAN if mean and config.integer("num_shared_experts", 0) else {}
@@ -126,7 +136,11 @@ COHERE2_MOE = Family(
     names=(*experts.names(experts.MLP), *cohere.NAMES),
     prefix="model.",
     ignored=gated.IGNORED,
-    ignored_config={**HEAD_KEYS, **experts.IGNORED_CONFIG},
+    ignored_config={
+        **HEAD_KEYS,
+        **experts.IGNORED_CONFIG,
+        "rope_scaling": "not read by the published code, which reads rope_parameters",
+    },
     synonyms={"num_local_experts": "num_experts"},
     defaults={
         "vocab_size": 256000,

@@ -7,6 +7,7 @@ layer.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 from qkv.interop.families.common import experts, gated
@@ -15,7 +16,7 @@ from qkv.interop.families.common.rope import layer_ropes, layer_tables, rope_of
 from qkv.interop.families.decoders.experts.deepseek import BY_BIAS
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
-from qkv.interop.mapping.names import NameRule
+from qkv.interop.mapping.names import NameRule, Reasons
 from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward, GatedFeedForward
 from qkv.spec.heads import Head
@@ -125,14 +126,16 @@ def _windows(spec: Model) -> dict[str, Any]:
 _OURS, _LAYER = "blocks.{layer}.branches.", "model.layers.{layer}."
 
 
-def _family(name: str, model_type: str, stem: str, **fields: Any) -> Family:
+def _family(
+    name: str, model_type: str, stem: str, ignored_config: Reasons = MappingProxyType({}), **fields: Any
+) -> Family:
     return Family(
         name=name,
         model_types=(model_type,),
         architectures={f"{stem}ForCausalLM": language_model(tied=False)},
         prefix="model.",
         ignored={**gated.IGNORED, "mtp.*": "part of a multi-token prediction head, which is not loaded"},
-        ignored_config={**HEAD_KEYS, **experts.IGNORED_CONFIG},
+        ignored_config={**HEAD_KEYS, **experts.IGNORED_CONFIG, **ignored_config},
         **fields,
     )
 
@@ -206,6 +209,9 @@ MELLUM = _family(
     spec=spec_of_mellum,
     config=config_of_mellum,
     names=(*experts.names(experts.MLP), *gated.NAMES),
+    ignored_config=dict.fromkeys(
+        ("mtp_layer_types", "mtp_mlp_layer_types"), "layers of multi-token prediction heads, which are not loaded"
+    ),
     synonyms={"num_local_experts": "num_experts"},
     defaults={
         "vocab_size": 98304,

@@ -78,7 +78,8 @@ def _mamba(config: Config) -> Mamba2:
     if bias:
         config.fixed("ssm_in_multiplier", 1.0, "a map with bias of the input of Mamba-2")
     width, heads = config.size("hidden_size"), config.size("mamba_n_heads")
-    inner = config.size("mamba_d_ssm") if config.has("mamba_d_ssm") else config.integer("mamba_expand") * width
+    expanded = config.optional("mamba_expand", 2)
+    inner = config.size("mamba_d_ssm", None if expanded is None else int(expanded * width))
     if config.values.get("mamba_d_head", "auto") == "auto":
         config.values["mamba_d_head"] = inner // heads  # computed, as in the published config class
     part = KEYS.read(config, min_step=min_step_of(config), factors=_listed(*(before * one for one in factors)))

@@ -130,6 +130,7 @@ RECURRENT_GEMMA = Family(
     ignored_config={
         **HEAD_KEYS,
         **dict.fromkeys(("w_init_variance_scale", "final_w_init_variance_scale"), "first weights"),
+        **dict.fromkeys(("layer_types", "layers_block_type"), "computed from block_types"),
         "head_dim": "given by hidden_size and num_attention_heads",
         **dict.fromkeys(("hidden_act", "_block_types"), "replaced by hidden_activation and block_types"),
     },
