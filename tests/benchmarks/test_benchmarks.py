@@ -95,7 +95,7 @@ def run(script: Path, folder: Path, *options: str) -> subprocess.CompletedProces
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
     command = [sys.executable, "-W", "error", str(script), *options]
     return subprocess.run(
-        command, check=False, capture_output=True, text=True, encoding="utf-8", cwd=folder, env=environment, timeout=60
+        command, check=False, capture_output=True, text=True, encoding="utf-8", cwd=folder, env=environment, timeout=120
     )
 
 

@@ -315,7 +315,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "weights of the experts not normalised",
         ("mixture_of_experts",),
-        instead(experts.MixtureOfExperts, "_weights", lambda _: lambda self, scores, chosen: scores.gather(-1, chosen)),
+        instead(
+            experts.MixtureOfExperts,
+            "_weights",
+            lambda _: lambda self, logits, scores, chosen: scores.gather(-1, chosen),
+        ),
     ),
     Mutant(
         "experts chosen from all groups",
