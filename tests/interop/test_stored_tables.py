@@ -53,7 +53,7 @@ def test_the_rounding_of_a_narrow_dtype_is_no_difference(
 @pytest.mark.parametrize(
     ("name", "table", "sentence"),
     [
-        ("roformer-masked", "roformer.encoder.embed_positions.weight", "needs: rotations by a learned table"),
+        ("roformer-masked", "roformer.encoder.embed_positions.weight", "not support rotations by a learned table"),
         ("esm-masked-rotary", "esm.rotary_embeddings.inv_freq", "needs: RoPE with stored frequencies"),
     ],
 )
