@@ -50,7 +50,7 @@ class LayerNorm(ScaledNorm):
         self.eps = part.eps
 
     def factor(self) -> Tensor | None:
-        """Return the factors of the features (D), or None if the norm has no weights."""
+        """Return the factors (D) that scale the features; None if the norm has no weights."""
         return self.weight
 
     def forward(self, x: Tensor, context: Context) -> Tensor:

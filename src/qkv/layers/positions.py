@@ -48,7 +48,7 @@ class Positions(Declared):
 
     @abstractmethod
     def forward(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Compute position vectors (…, D) of ``positions`` (…), in ``dtype`` or a wider dtype."""
+        """Compute the vectors (…, D) of ``positions`` (…), in ``dtype`` or a wider dtype."""
 
 
 @implements(spec.Learned)

@@ -1,4 +1,4 @@
-"""Fixtures: inputs, the value at every point and outputs of a model, with which other engines test their own code."""
+"""Fixtures: a file with the inputs, inner values and outputs of a model, for tests of other engines."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ class Transformer(Stack):
         return sum(branch.state_bytes(room_for(length)) for branch in self.walked_branches if branch.reads_pages)
 
     def rewind(self, state: State, lengths: Tensor) -> State:
-        """Truncate ``state`` to the first ``lengths`` (B) positions of each row; the result shares its buffers.
+        """Return ``state`` with only the first ``lengths`` (B) positions of each row; both share buffers.
 
         Raises ``UserError`` if a branch cannot drop positions, see ``rewindable``.
         """

@@ -259,7 +259,7 @@ class CRFTagger(Tagger):
         return Transitions(*(at_least_single(scores) for scores in (self.between, self.start, self.end)))
 
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Return -log p(targets | outputs) of the chain of targets >= 0, summed over rows; no smoothing."""
+        """Return -log p(targets | outputs) of each row's targets >= 0, summed over rows; labels are not smoothed."""
         order, lengths = _first(targets >= 0)
         emissions = _ordered(at_least_single(outputs), order)
         classes = targets.gather(1, order).clamp(min=0)
@@ -284,7 +284,7 @@ def _ordered(outputs: Tensor, order: Tensor) -> Tensor:
 
 @implements(spec.SpanHead)
 class SpanFinder(PredictionHead):
-    """Span head: logits (B, N, 2) of each position as first and as last position of the span. Targets (B, 2)."""
+    """Span head: logits (B, N, 2) that a span begins or ends at each position. Targets (B, 2): first and last."""
 
     def __init__(self, part: spec.SpanHead, width: int, table: object):
         super().__init__(part, width, 2)

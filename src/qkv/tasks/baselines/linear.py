@@ -58,9 +58,9 @@ Fit = Callable[[Any, np.ndarray, float, int], Fitted]
 class Solver(NamedTuple):
     """Kind of linear model, such as logistic regression.
 
-    fit: function that fits it.   judged: function of (outputs, targets) that returns (loss, error rate), by which fits
-    are compared; the error rate is always 0 if only the loss counts.   groups: function from targets to booleans
-    (rows, G), True if a row belongs to a group, for ``scales``.
+    fit: function that fits it.   judged: function of (outputs, targets) that returns the (loss, error rate) of
+    a fit, to compare fits; the error rate is always 0 if only the loss counts.   groups: function from targets to
+    booleans (rows, G), True if a row belongs to a group, for ``scales``.
     """
 
     fit: Fit

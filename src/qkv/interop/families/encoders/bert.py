@@ -224,9 +224,10 @@ def keys(spec: Model, named: Mapping[str, str] = BERT_NAMES) -> dict[str, Any] |
 def architectures(
     stem: str, prefix: str, keys: HeadKeys = BERT_KEYS, causal: str = "ForCausalLM"
 ) -> dict[str, Architecture]:
-    """Return the published architectures of BERT's structure by name, such as ``stem`` + "ForMaskedLM".
+    """Return the architectures of a family with BERT's structure, by published name, such as "BertForMaskedLM".
 
-    ``prefix``: prefix of the body's tensor names; ``causal``: ending of the decoder's name.
+    ``stem``: start of these names, such as "Bert"; ``prefix``: start of the names of the body's tensors; ``causal``:
+    end of the decoder's name.
     """
     unread = pooler(prefix)
     ignored_names = {
