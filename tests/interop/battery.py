@@ -62,9 +62,12 @@ class Pair:
 
 def made(case: Case, folder: Path) -> Pair:
     """The pair of a case. No weight keeps its initial value: norms of 1 or biases of 0 would hide a wrong name."""
-    generator = torch.Generator().manual_seed(sum(map(ord, case.name)))
+    seed = sum(map(ord, case.name))
+    generator = torch.Generator().manual_seed(seed)
     case.config._attn_implementation = case.attention
-    theirs = case.model(case.config).eval()
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)  # equal weights in every run
+        theirs = case.model(case.config).eval()
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             if parameter.requires_grad or any(part in name for part in CHOICE):  # others, as sinusoids, are computed
@@ -129,6 +132,46 @@ def read_again(pair: Pair) -> tuple[list[list[int]], list[list[int]]]:
     with torch.no_grad():
         ours = [written(lambda ids: pair.ours(ids)[0], row) for row in pair.rows]
         return ours, [written(lambda ids: pair.theirs(ids, use_cache=False).logits, row) for row in pair.rows]
+
+
+def greedy_difference(pair: Pair, ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]], begin: str) -> str:
+    """Describe the first token in which greedy texts differ by more than rounding; empty if there is none.
+
+    Where two tokens are equally probable but for rounding, the processor decides between them, and the rest of the row
+    is another text. ``begin``: "row", or "four" if the texts begin with the first four tokens of their row.
+    """
+    for row, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        at = next((i for i, (a, b) in enumerate(zip(mine, other, strict=True)) if a != b), None)
+        if at is not None:
+            read = [] if begin == "four" else [START] if pair.ours.encoder is not None else pair.rows[row]
+            logits = _their_logits(pair, row, [*read, *mine[:at]])[-1]
+            gap = float(logits[other[at]] - logits[mine[at]])
+            if gap > 1e-4 * float(logits.abs().max()):
+                return f"row {row}, token {at}: {mine[at]} instead of {other[at]}, whose logit is {gap:.1e} higher"
+    return ""
+
+
+def beam_difference(pair: Pair, ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> str:
+    """Describe the first row whose texts have different probabilities; empty if there is none."""
+    for row, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        if mine != other:
+            scores = [_log_probability(_their_logits(pair, row, [START, *text[:-1]]), text) for text in (mine, other)]
+            if abs(scores[0] - scores[1]) > 1e-4 * abs(scores[1]):
+                return f"row {row}: {mine} instead of {other}, logarithms of probability {scores[0]} and {scores[1]}"
+    return ""
+
+
+def _log_probability(logits: Tensor, text: Sequence[int]) -> float:
+    return float(logits.double().log_softmax(-1)[range(len(text)), list(text)].sum())
+
+
+def _their_logits(pair: Pair, row: int, text: Sequence[int]) -> Tensor:
+    """Logits (N, C) of the transformers library after each token of ``text``, read by a decoder without a cache."""
+    ids = torch.tensor([text])
+    with torch.no_grad():
+        if pair.ours.encoder is None:
+            return pair.theirs(ids, use_cache=False).logits[0]
+        return pair.theirs(torch.tensor([pair.rows[row]]), decoder_input_ids=ids, use_cache=False).logits[0]
 
 
 def padded(rows: Sequence[Sequence[int]], left: bool = False) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,9 @@ import torch
 from tests.interop.battery import (
     Pair,
     answered,
+    beam_difference,
     every_case,
+    greedy_difference,
     loss,
     made,
     our_answer,
@@ -75,13 +77,13 @@ def test_greedy_tokens_are_equal(pair: Pair) -> None:
         pytest.skip("it does not write")
     cached = pair.case.cached and pair.case.left
     ours, theirs = (our_words(pair), their_words(pair)) if cached else read_again(pair)
-    assert ours == theirs
+    assert not greedy_difference(pair, ours, theirs, "row" if cached else "four")
 
 
 def test_the_best_of_three_beams_is_equal(pair: Pair) -> None:
     if pair.ours.encoder is None or not pair.theirs.can_generate():
         pytest.skip("of encoder–decoders; the search itself is tested with its own")
-    assert our_words(pair, beams=3) == their_words(pair, beams=3)
+    assert not beam_difference(pair, our_words(pair, beams=3), their_words(pair, beams=3))
 
 
 def test_loss_and_every_gradient_are_equal(pair: Pair) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.interop.battery import made, our_words, their_words
+from tests.interop.battery import greedy_difference, made, our_words, their_words
 from tests.interop.cases.gpt2 import CASES
 from tests.interop.folders import TEXT, tiny
 from tests.ops.present import needs_native
@@ -125,7 +125,7 @@ def test_a_published_gpt2_decodes_in_one_call_and_is_saved_as_it_was(
     monkeypatch.setattr(layout, "_LEAST", 1)
     pair = made(CASES[0], tmp_path / "theirs")
     assert any(not p.is_contiguous() for p in pair.ours.parameters())
-    assert our_words(pair) == their_words(pair)
+    assert not greedy_difference(pair, our_words(pair), their_words(pair), "row")
     assert native_step._made.get(pair.ours) is not None
     save_published(pair.ours, tmp_path / "again")
     before, after = (load_file(folder / WEIGHTS) for folder in (pair.folder, tmp_path / "again"))
