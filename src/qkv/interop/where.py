@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from torch import nn
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import Plain
 from qkv.interop.mapping.family import Family, read_spec, without_prefix
-from qkv.interop.mapping.names import Match, matches
+from qkv.interop.mapping.names import Match, expression, matches
 from qkv.interop.registry import families
 from qkv.models.transformer import Transformer
 from qkv.system.errors import UserError, nearest
@@ -46,15 +46,24 @@ def where(model: Transformer, name: str, family: Family | None = None, architect
 
     Raises ``UserError`` that suggests the nearest name.
     """
+    place = _find(model, name, family, architecture)
+    if place is None:
+        table = _table(model, family, architecture)
+        names = {*model.state_dict(), *(theirs for match in table.values() for theirs in match.theirs)}
+        raise UserError(f"the model has no tensor named {name!r}, in qkv or in published files; {_near(name, names)}")
+    return place
+
+
+def _find(model: Transformer, name: str, family: Family | None, architecture: str) -> Place | None:
+    """Locate the tensor ``name`` as ``where`` does; None if the model has none of this name."""
     tensors = model.state_dict(keep_vars=True)
     table = _table(model, family, architecture)
     ours = name if name in tensors else next((match.ours for match in table.values() if name in match.theirs), None)
-    bare = _table(model, family, architecture, bare=True)
     if ours is None:
+        bare = _table(model, family, architecture, bare=True)
         ours = next((match.ours for match in bare.values() if name in match.theirs), None)
     if ours is None:
-        names = {*tensors, *(theirs for match in table.values() for theirs in match.theirs)}
-        raise UserError(f"the model has no tensor named {name!r}, in qkv or in published files; {_near(name, names)}")
+        return None
     owner = _owner(model, ours)
     file, line = source_of(owner)
     match = table.get(ours)
@@ -71,19 +80,38 @@ def everywhere(name: str) -> list[tuple[str, Place]]:
     Needs no checkpoint; sizes are examples. Raises ``UserError`` if no family has it.
     """
     layers = max((int(number) for number in re.findall(r"\d+", name)), default=0) + 1
-    places, names = list[tuple[str, Place]](), set[str]()
+    places = list[tuple[str, Place]]()
     for family in families():
         for architecture in family.architectures:
+            if not any(re.fullmatch(expression(pattern), name) for pattern in _published(family, architecture)):
+                continue  # building a model takes longer than reading a table
             with contextlib.suppress(UserError):
-                model = sketch(family, architecture, layers)
-                names.update(
-                    theirs for match in _table(model, family, architecture).values() for theirs in match.theirs
-                )
-                places.append((family.name, where(model, name, family, architecture)))
-                break
+                place = _find(sketch(family, architecture, layers), name, family, architecture)
+                if place is not None:
+                    places.append((family.name, place))
+                    break
     if not places:
-        raise UserError(f"no published family has a tensor {name!r}; {_near(name, names)}")
+        raise UserError(f"no published family has a tensor {name!r}; {_near(name, _names_like(name))}")
     return places
+
+
+def _published(family: Family, architecture: str) -> Iterator[str]:
+    """Yield the patterns of the published names of an architecture, with and without the prefix of its body."""
+    rows = family.rows(architecture)
+    for row in (*rows, *without_prefix(family, rows)):
+        yield from row.published
+
+
+def _names_like(name: str) -> set[str]:
+    """Return the published names of all families whose indices are the numbers in ``name``, in their order."""
+    numbers = re.findall(r"\d+", name)
+    patterns = {p for family in families() for each in family.architectures for p in _published(family, each)}
+    names = set[str]()
+    for pattern in patterns:
+        left = iter(numbers)
+        filled = re.sub(r"\{[^}]*\}", lambda _, left=left: next(left, "0"), pattern)
+        names |= {filled.replace("*", leaf) for leaf in ("weight", "bias")}
+    return names
 
 
 class _Sketch(Config):
