@@ -15,7 +15,7 @@ INPUT = "input"
 """Name of the input of a model with a single input."""
 
 
-Kind = Literal["text", "label", "labels", "number", "words", "tags", "answers", "image", "signal", "series"]
+Kind = Literal["text", "label", "labels", "number", "words", "tags", "answers", "image", "signal", "series", "messages"]
 
 
 class Role(NamedTuple):
@@ -23,9 +23,9 @@ class Role(NamedTuple):
     values.
 
     ``names``: common lower-case names of such a column, most usual first. An ``optional`` role is used only if the user
-    sets its column; it is never guessed. ``written``: True for a text that the model generates, a target. ``clips``:
-    True if a folder or an array of frames is a value. ``values``: what the column holds, in the help of commands, such
-    as "image files"; default: the name.
+    sets its column; it is never guessed, except that with ``by_name`` a column of one of the names is used.
+    ``written``: True for a text that the model generates, a target. ``clips``: True if a folder or an array of frames
+    is a value. ``values``: what the column holds, in the help of commands, such as "image files"; default: the name.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Role(NamedTuple):
     written: bool = False
     clips: bool = False
     values: str = ""
+    by_name: bool = False
 
     def rename(self, name: str) -> Role:
         """Return a copy for one of several inputs, called ``name``; a column of this name is the first candidate."""

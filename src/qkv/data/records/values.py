@@ -310,6 +310,7 @@ CONVERT: dict[str, Callable[[Any, str], Any]] = {
     "tags": _tags,
     "signal": _signal,
     "series": _signal,
+    "messages": lambda value, name: value,
 }
 """Function that converts a column's value for each kind of role.
 

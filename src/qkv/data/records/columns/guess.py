@@ -112,6 +112,11 @@ class _Guess:
 
         A word counts only if the content fits: ``review_text`` is a text if its content looks like one.
         """
+        for role in self.roles:
+            names = {plain(name) for name in (role.name, *role.names)}
+            column = next((name for name in self.free if plain(name) in names), None)
+            if role.by_name and role.name not in self.taken and column is not None:
+                self.taken[role.name] = column
         for role in self.open_roles:
             names = [plain(name) for name in (role.name, *role.names)]
             named = [column for column in self.free if plain(column) in names and not self._contradicts(column, role)]

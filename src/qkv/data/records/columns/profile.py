@@ -207,6 +207,7 @@ FITS: dict[Kind, Callable[[Profile], bool]] = {
     "image": lambda p: p.images == p.filled or p.is_clips,
     "signal": lambda p: p.objects > 0,
     "series": lambda p: p.series >= 0.9 * p.filled,
+    "messages": lambda p: p.objects > 0,
 }
 """Function that tests whether a column fits a kind; a label column has at most 20 distinct values, or one per 20
 rows.
