@@ -311,6 +311,7 @@ def _bytes(recipe: Recipe) -> int:
         return stack.changed(frontend=sized)
 
     model, training = recipe.model, recipe.training
+    model = model.changed(context_length=recipe.data.batching.tokens_of_window or model.context_length)
     try:
         encoder = model.encoder and counted(model.encoder)
         head = LanguageModelHead(tied=False) if model.head.predicts_tokens else model.head.unsized().sized(2)

@@ -50,6 +50,11 @@ VERBS = {
     ),
     "edges": Verb("edge_prediction", {"source": "source", "target": "target"}, tunes=False),
     "summarize": Verb("summarization", {"text": "source", "summary": "target"}),
+    "chat": Verb(
+        "chat",
+        {name: name for name in ("messages", "prompt", "completion", "system", "tools")},
+        MappingProxyType({"learn": "task.learn", "chat_template": "task.chat_template"}),
+    ),
 }
 
 

@@ -89,6 +89,19 @@ class TokenBuckets(Batching, kind="token_buckets"):
         return self.changed(tokens=max(1, self.tokens // 2))
 
 
+class BestFit(Batching, kind="best_fit"):
+    """Whole examples packed into rows of ``tokens`` positions by best fit (Ding et al. 2024), several to a row.
+
+    Examples of a row do not see each other; a longer example is a row of its own.
+    """
+
+    tokens: int = Field(default=1024, gt=0, description="positions of a row")
+
+    @property
+    def tokens_of_window(self) -> int | None:
+        return self.tokens
+
+
 class HeldOut(Spec):
     """Selection of held-out rows in a table without a validation file; by default at random, stratified by label."""
 

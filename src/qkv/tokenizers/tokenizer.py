@@ -138,6 +138,10 @@ class Tokenizer:
         core = with_template(self.core, (self.frame, self.pair_frame))
         return self if core is self.core else Tokenizer(core, self._roles, self.chat_template)
 
+    def with_chat_template(self, template: str) -> Tokenizer:
+        """Return a copy of this tokenizer with another chat template."""
+        return Tokenizer(self.core, self._roles, template)
+
     def with_frame(self, frame: Frame) -> Tokenizer:
         """Return a copy of this tokenizer with other special tokens around one text."""
         tokenizer = type(self).__new__(type(self))

@@ -27,6 +27,11 @@ _OF_TASKS = {
     "question": (_COLUMN, "Question column."),
     "context": (_COLUMN, "Column of the text that contains the answer."),
     "answers": (_COLUMN, "Column of answers."),
+    "messages": (_COLUMN, "Column of conversations, lists of messages."),
+    "prompt": (_COLUMN, "Column of prompts."),
+    "completion": (_COLUMN, "Column of the answers to prompts."),
+    "system": (_COLUMN, "Column of system messages."),
+    "tools": (_COLUMN, "Column of tools, lists of JSON schemas."),
 }
 """Option for each column that a task reads -> (placeholder, help text)."""
 

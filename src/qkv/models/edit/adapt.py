@@ -113,6 +113,8 @@ def add_adapters(model: nn.Module, training: Training) -> None:
 def _targets(model: nn.Module, part: spec.LoRA) -> list[str]:
     """Return the paths of linear maps in blocks that end in one of the targets, in the model's order."""
     maps = linear_maps(model)
+    if spec.ALL in part.targets:
+        return list(maps)
     for target in part.targets:
         if not any(_ends(path, target) for path in maps):
             raise UserError(

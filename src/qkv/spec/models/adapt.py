@@ -38,6 +38,10 @@ class Last(Adapt, kind="last"):
     num_layers: int = Field(default=1, gt=0)
 
 
+ALL = "all"
+"""Target of adapters that stands for every linear layer in blocks."""
+
+
 class LoRA(Adapt, kind="lora"):
     """Low-rank adapters: W x + b + s B A x with W and b frozen (LoRA, Hu et al. 2021).
 
@@ -53,7 +57,7 @@ class LoRA(Adapt, kind="lora"):
     targets: Seq[str] = Field(
         default=("qkv", "output"),
         min_length=1,
-        description="names (last part of the path) of the linear layers in blocks that get an adapter",
+        description="names (last part of the path) of the linear layers in blocks that get an adapter; 'all': each",
     )
     use_rslora: bool = False
     whole: Seq[str] = Field(default=(), description="path patterns of other parameters that are fully trained")

@@ -1,0 +1,256 @@
+"""Task on conversations: a causal model learns the answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.batching.batch import IGNORED, Batch
+from qkv.data.batching.best_fit import pack
+from qkv.data.batching.padding import lengths_or_none, padded
+from qkv.data.corpora.corpus import VALIDATION
+from qkv.data.records.conversations.read import CONVERSATION_ROLES, read_conversation
+from qkv.data.records.model import Records
+from qkv.data.records.values import Unusable
+from qkv.data.vocabulary import Vocabulary
+from qkv.generation.decode.sample import generate
+from qkv.layers.signal import Signal
+from qkv.layers.tap import Tap
+from qkv.models.heads.language_loss import loss_of_vectors
+from qkv.models.transformer import Transformer
+from qkv.spec.data import BestFit, Data
+from qkv.spec.recipe import Recipe
+from qkv.spec.recipes.chat_tasks import Chat
+from qkv.spec.register import implements
+from qkv.system.errors import UserError
+from qkv.tasks.dataset import Dataset, Example, ExampleDataset
+from qkv.tasks.example_task import Collate, ExampleTask, Rows, trained
+from qkv.tasks.task import Evaluation, Scale, Totals
+from qkv.tasks.text.next_token import at_targets, exponential
+from qkv.tokenizers.chat import read_template
+from qkv.tokenizers.chat_targets import EncodedChat, encode_chat, end_of_answer
+from qkv.tokenizers.chat_template import NO_TEMPLATE, ChatTemplate
+from qkv.tokenizers.tokenizer import Tokenizer
+
+_SHOWN = 3
+
+
+class ChatText(NamedTuple):
+    """One training text: its ids, and which of them are targets."""
+
+    ids: np.ndarray
+    targets: np.ndarray
+
+
+class ConversationReader:
+    """Encoder of conversations to training texts of at most ``length`` tokens; counts what it reads."""
+
+    def __init__(self, template: ChatTemplate, spec: Chat, ends: Sequence[int], length: int):
+        self.template, self.spec, self.ends, self.length = template, spec, ends, length
+        self.tokens = self.targets = self.answers = self.ended = self.shortened = 0
+
+    def __call__(self, row: Mapping[str, Any]) -> list[ChatText]:
+        """Return the training texts of a row. Raises ``Unusable``."""
+        conversation = read_conversation(row)
+        try:
+            texts = encode_chat(
+                self.template,
+                conversation.messages,
+                self.spec.learn,
+                conversation.tools,
+                self.ends,
+                **self.spec.template_variables,
+            )
+        except UserError as error:
+            raise Unusable(str(error)) from None
+        fitting = [short for text in texts if (short := self._shorten(text)) is not None]
+        if not fitting:
+            raise Unusable(f"its first answer ends after the {self.length} tokens that fit")
+        return fitting
+
+    def _shorten(self, text: EncodedChat) -> ChatText | None:
+        """Return the text through the last answer that ends within ``length`` tokens; None if no answer does."""
+        ids, targets = np.asarray(text.ids, np.int64), np.asarray(text.targets, bool)
+        if len(ids) > self.length:
+            ends = np.flatnonzero(targets & ~np.append(targets[1:], False)) + 1
+            end = int(ends[ends <= self.length].max(initial=0))
+            if self.spec.learn == "everything":
+                end = self.length
+            ids, targets = ids[:end], targets[:end]
+            self.shortened += 1
+        if not targets.any():
+            return None
+        self.tokens += len(ids)
+        self.targets += int(targets.sum())
+        self.answers += text.answers
+        self.ended += text.ends
+        return ChatText(ids, targets)
+
+    def notes(self, examples: int) -> list[str]:
+        """Return sentences about targets, ends and shortened conversations."""
+        share = "in all" if self.ended == self.answers else f"in {self.ended:,} of {self.answers:,}"
+        notes = [
+            f"{self.targets:,} of {self.tokens:,} tokens are targets, in {self.answers:,} answers; "
+            f"the end is a target {share}"
+        ]
+        if self.shortened:
+            notes.append(
+                f"{self.shortened:,} conversations were cut after the last answer that ends within "
+                f"{self.length:,} tokens"
+            )
+        return notes
+
+
+@implements(Chat)
+class ChatTask(ExampleTask):
+    """Conversations whose answers are learned: -Σ log p(x_i | x_<i) over the tokens of answers."""
+
+    spec: Chat
+    roles = CONVERSATION_ROLES
+    evaluates = True
+    asks = ("messages",)
+    example = "messages.jsonl"
+
+    def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
+        tokenizer = self._tokenizer(recipe.data)
+        return Vocabulary(tokenizer, tokenizer)
+
+    def _tokenizer(self, data: Data) -> Tokenizer:
+        """Return the tokenizer of the start, with the template that the run will use."""
+        tokenizer = trained(data.tokenizer, ())
+        if self.spec.chat_template is not None:
+            tokenizer = tokenizer.with_chat_template(read_template(Path(self.spec.chat_template).expanduser()))
+        if tokenizer.chat_template is None:
+            raise UserError(
+                f"the start has {NO_TEMPLATE}; name a file with a template with --chat-template FILE "
+                "(task.chat_template)"
+            )
+        return tokenizer
+
+    def completed(self, recipe: Recipe, records: Records) -> Recipe:
+        """Return the recipe whose answers end at the end token of the template."""
+        tokenizer, sample = self._tokenizer(recipe.data), recipe.sample
+        end = end_of_answer(ChatTemplate(tokenizer.chat_template or "", tokenizer), sample.stop_token_ids)
+        ends = tuple(dict.fromkeys((*sample.stop_token_ids, end)))
+        return recipe.changed(sample=sample.changed(stop_token_ids=ends))
+
+    def limits(self, recipe: Recipe) -> dict[str, int]:
+        longest = recipe.model.context_length
+        return {"messages": min(longest, recipe.data.batching.tokens_of_window or longest)}
+
+    def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> ConversationReader:
+        template = ChatTemplate(vocabulary.tokenizer.chat_template or "", vocabulary.tokenizer)
+        return ConversationReader(template, self.spec, recipe.sample.stop_token_ids, self.limits(recipe)["messages"])
+
+    def usable(
+        self, rows: Rows, vocabulary: Vocabulary, reader: ConversationReader
+    ) -> tuple[Rows, list[Example], list[str]]:
+        usable, examples, bad = Rows(), list[Example](), list[str]()
+        for row in rows:
+            try:
+                examples += [_example(text) for text in reader(row)]
+                usable.append(row)
+            except Unusable as error:
+                bad.append(str(error))
+        return usable, examples, bad
+
+    def examples(
+        self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, reader: ConversationReader
+    ) -> list[Example]:
+        return [_example(text) for row in rows for text in reader(row)]
+
+    def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
+        batching = recipe.data.batching
+        return _packer(batching.tokens) if isinstance(batching, BestFit) else one_per_row
+
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        """Compute -Σ log p(token) over the targets of the batch, in nats."""
+        hidden, _ = model.features(batch.input, tap=tap)
+        return loss_of_vectors(model, *at_targets(hidden, batch.targets), tap=tap)
+
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        loss = seen.loss / seen.count if seen.count else math.nan
+        return {"loss": loss, "perplexity": exponential(loss)}
+
+    def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
+        assert isinstance(dataset, ExampleDataset)
+        rows = dataset.records[VALIDATION][:1]
+        return "\n\n".join(self.answers(model, dataset.vocabulary, recipe, rows))
+
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
+        assert isinstance(dataset, ExampleDataset)
+        rows = dataset.records[split][:_SHOWN]
+        answers = self.answers(model, dataset.vocabulary, recipe, rows)
+        shown = [
+            [str(messages[-2]["content"]) if len(messages) > 1 else "", answer, str(messages[-1]["content"])]
+            for row, answer in zip(rows, answers, strict=True)
+            for messages in [read_conversation(row).messages]
+        ]
+        table = {
+            "kind": "examples",
+            "title": "Answers",
+            "columns": ["last message", "answer of the model", "answer of the data"],
+            "rows": shown,
+        }
+        return Evaluation(self.figures(seen, dataset.scale(split)), [table])
+
+    def answers(
+        self, model: Transformer, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]]
+    ) -> list[str]:
+        """Write the last answer of each conversation, with temperature 0."""
+        reader, prompts = self.reader(recipe, vocabulary), list[list[int]]()
+        for row in rows:
+            conversation = read_conversation(row)
+            variables = {"tools": conversation.tools, **self.spec.template_variables}
+            prompts.append(reader.template.ids(conversation.messages[:-1], **variables))
+        most = max(1, min(recipe.sample.max_new_tokens, recipe.model.context_length - max(map(len, prompts))))
+        generation = recipe.sample.changed(temperature=0.0, num_beams=1, num_return=1, max_new_tokens=most)
+        ends = set(generation.stop_token_ids)
+        written = generate(model, prompts, generation)
+        return [
+            vocabulary.tokenizer.decode([token for token in ids if token not in ends], skip_special=True).strip()
+            for ids in written
+        ]
+
+
+def _example(text: ChatText) -> Example:
+    return Example(len(text.ids) - 1, int(text.targets[1:].sum()), text)
+
+
+def one_per_row(texts: Sequence[ChatText]) -> Batch:
+    """Build a batch with one text per row."""
+    ids, lengths = padded([text.ids[:-1] for text in texts])
+    targets, _ = padded([_next_targets(text) for text in texts], IGNORED)
+    return Batch.of(Signal(ids, lengths_or_none(ids, lengths)), targets)
+
+
+def _next_targets(text: ChatText) -> np.ndarray:
+    """Return the next token at each position that predicts a target, ``IGNORED`` elsewhere."""
+    return np.where(text.targets[1:], text.ids[1:], IGNORED)
+
+
+def _packer(length: int) -> Callable[[Sequence[ChatText]], Batch]:
+    """Return the function that packs texts into rows of ``length`` positions, which do not see each other."""
+
+    def packed(texts: Sequence[ChatText]) -> Batch:
+        rows = pack([len(text.ids) - 1 for text in texts], length)
+        if all(len(row) == 1 for row in rows):
+            return one_per_row([texts[i] for row in rows for i in row])
+        ids, lengths = padded([np.concatenate([texts[i].ids[:-1] for i in row]) for row in rows])
+        targets, _ = padded([np.concatenate([_next_targets(texts[i]) for i in row]) for row in rows], IGNORED)
+        numbers = [np.repeat(np.arange(len(row)), [len(texts[i].ids) - 1 for i in row]) for row in rows]
+        segments = torch.stack([_filled(number, ids.shape[1]) for number in numbers])
+        return Batch.of(Signal(ids, lengths_or_none(ids, lengths), segments=segments), targets)
+
+    return packed
+
+
+def _filled(numbers: np.ndarray, length: int) -> Tensor:
+    """Return the document numbers of a row, whose padding belongs to the last document."""
+    return torch.from_numpy(np.pad(numbers, (0, length - len(numbers)), mode="edge"))
