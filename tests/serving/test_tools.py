@@ -13,12 +13,15 @@ import pytest
 from openai import BadRequestError
 from tests.serving.conftest import Running, serving
 from tests.serving.models import text_run
-from tests.serving.test_chat import CHATML, folder_of
+from tests.serving.test_chat import folder_of
 from transformers import PreTrainedTokenizerFast
 
 from qkv.serving.requests.structure import Constraints
-from qkv.serving.requests.tools import BARE, MARKED, CallForm, CallReader, ToolCall, call_form, required_call
+from qkv.serving.requests.tools import calls_of, required_call
 from qkv.system.errors import UserError
+from qkv.tokenizers.answers.calls import CallForm, ToolCall
+from qkv.tokenizers.answers.form import AnswerForm, answer_form
+from qkv.tokenizers.answers.forms.json_calls import HERMES, LLAMA
 from qkv.tokenizers.chat_template import find_template
 
 MARKED_TEMPLATE = """\
@@ -173,21 +176,20 @@ def test_tools_calls_and_their_results_are_rendered_as_by_transformers(tmp_path:
 
 
 OTHER_FORMS = (
-    CHATML,
     "{{ tools }} {% for m in messages %}[TOOL_CALLS]{{ m.tool_calls }}{% endfor %}",
-    MARKED_TEMPLATE.replace("""'\\n<tool_call>\\n{"name": "'""", """'\\n<tool_call>\\n<function='"""),
+    MARKED_TEMPLATE.replace("""'\\n<tool_call>\\n{"name": "'""", """'\\n<tool_call>\\n<call='"""),
     BARE_TEMPLATE.replace("""'"parameters": '""", """'"input": '"""),
 )
 
 
 def test_the_form_of_calls_is_the_one_in_which_the_template_renders_a_call(tmp_path: Path) -> None:
     def form(text: str) -> CallForm:
-        return call_form(find_template(folder_of(tmp_path, text, True)))
+        return calls_of(answer_form(find_template(folder_of(tmp_path, text, True))))
 
-    assert form(MARKED_TEMPLATE) == MARKED
-    assert form(BARE_TEMPLATE) == BARE
+    assert form(MARKED_TEMPLATE) == HERMES
+    assert form(BARE_TEMPLATE) == LLAMA
     renamed = BARE_TEMPLATE.replace("Environment: ipython", "").replace("<|python_tag|>", "")
-    assert form(renamed) == BARE, "the sentences around a call do not matter"
+    assert form(renamed) == LLAMA, "the sentences around a call do not matter"
     for other in OTHER_FORMS:
         with pytest.raises(UserError, match="writes tool calls in a form that is not supported"):
             form(other)
@@ -207,29 +209,29 @@ TWO = '<tool_call>{"name": "weather", "arguments": {"city": "Köln </tool", "day
 @pytest.mark.parametrize(
     ("form", "text", "content", "calls"),
     [
-        (MARKED, "a < b <tool> c", "a < b <tool> c", []),
-        (MARKED, ONE, "", [("time", {"utc": True})]),
+        (HERMES, "a < b <tool> c", "a < b <tool> c", []),
+        (HERMES, ONE, "", [("time", {"utc": True})]),
         (
-            MARKED,
+            HERMES,
             f"Let me see. \n{ONE}\n{TWO}\n",
             "Let me see.",
             [("time", {"utc": True}), ("weather", {"city": "Köln </tool", "days": 2})],
         ),
-        (MARKED, f"{ONE} so", " so", [("time", {"utc": True})]),
-        (MARKED, "<tool_call>{no}</tool_call>!", "<tool_call>{no}</tool_call>!", []),
-        (MARKED, '<tool_call>{"name": "other"}</tool_call>', '<tool_call>{"name": "other"}</tool_call>', []),
-        (MARKED, '<tool_call>{"name": "time"', '<tool_call>{"name": "time"', []),
-        (MARKED, '<tool_call>{"name": "time", "arguments": {}}', "", [("time", {})]),
-        (MARKED, " a\n", " a\n", []),
-        (BARE, '{"name": "time", "parameters": {"utc": false}}', "", [("time", {"utc": False})]),
-        (BARE, ' {"name": "other"} ', ' {"name": "other"} ', []),
-        (BARE, 'It is {"name": "time"}', 'It is {"name": "time"}', []),
-        (BARE, " \n", " \n", []),
+        (HERMES, f"{ONE} so", " so", [("time", {"utc": True})]),
+        (HERMES, "<tool_call>{no}</tool_call>!", "<tool_call>{no}</tool_call>!", []),
+        (HERMES, '<tool_call>{"name": "other"}</tool_call>', '<tool_call>{"name": "other"}</tool_call>', []),
+        (HERMES, '<tool_call>{"name": "time"', '<tool_call>{"name": "time"', []),
+        (HERMES, '<tool_call>{"name": "time", "arguments": {}}', "", [("time", {})]),
+        (HERMES, " a\n", " a\n", []),
+        (LLAMA, '{"name": "time", "parameters": {"utc": false}}', "", [("time", {"utc": False})]),
+        (LLAMA, ' {"name": "other"} ', ' {"name": "other"} ', []),
+        (LLAMA, 'It is {"name": "time"}', 'It is {"name": "time"}', []),
+        (LLAMA, " \n", " \n", []),
     ],
 )
 def test_calls_are_read_from_pieces_of_any_size(form: Any, text: str, content: str, calls: list[Any]) -> None:
     for seed in range(20):
-        reader, found, read = CallReader(form, SCHEMAS), "", list[ToolCall]()
+        reader, found, read = AnswerForm(calls=form).reader(tools=TOOLS), "", list[ToolCall]()
         for piece in pieces(text, random.Random(seed)):
             part = reader.feed(piece)
             found, read = found + part.content, [*read, *part.calls]
@@ -241,7 +243,7 @@ def test_calls_are_read_from_pieces_of_any_size(form: Any, text: str, content: s
 
 
 def test_text_outside_of_calls_is_told_at_once() -> None:
-    reader = CallReader(MARKED, SCHEMAS)
+    reader = AnswerForm(calls=HERMES).reader(tools=TOOLS)
     assert [reader.feed(piece).content for piece in ("The ", "sky <", "b> ", "<tool", "_x")] == [
         "The",
         " sky",
@@ -318,7 +320,7 @@ def test_a_function_without_parameters_is_called_with_none(chatting: Running, pa
 
 def test_references_of_each_schema_are_its_own(chatting: Running) -> None:
     """Both tools name a definition City; each schema is compiled with its own."""
-    structure = required_call(TOOLS, MARKED)
+    structure = required_call(TOOLS, HERMES)
     guide = Constraints(chatting.service.models["marked"].tokenizer).of(structure).guide()
     tokenizer = chatting.service.models["marked"].tokenizer
     for text, possible in (

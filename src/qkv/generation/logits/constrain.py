@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from qkv.generation.logits.json_schema import rewrite
+from qkv.generation.logits.sequence import sequence_grammar
 from qkv.models.transformer import Transformer
 from qkv.spec.generation import Generation
 from qkv.system.errors import UserError
@@ -38,7 +39,7 @@ were trained on JSON with such white space and make more mistakes without it.
 
 
 class Constraint:
-    """Regular expression or JSON schema, compiled for the tokens of a tokenizer.
+    """Regular expression, JSON schema or sequence of parts, compiled for the tokens of a tokenizer.
 
     Regular expressions have the syntax of Rust's crate ``regex`` and must match the whole text. Schemas are those of
     JSON Schema (draft 2020-12), see ``qkv.generation.logits.json_schema``. Properties are generated in the order of the
@@ -51,28 +52,33 @@ class Constraint:
         regex: str | None = None,
         json_schema: str | None = None,
         open_objects: bool = False,
+        sequence: str | None = None,
     ):
-        """Compile ``regex`` or ``json_schema`` (both strings); exactly one of them must be given.
+        """Compile ``regex``, ``json_schema`` or ``sequence`` (all strings); exactly one of them must be given.
+        sequence: JSON of alternatives of parts, see ``qkv.generation.logits.sequence``.
 
         open_objects: allow properties that the schema does not name, even if ``additionalProperties`` is absent.
         Raises ``UserError`` without llguidance; for a tokenizer whose tokens depend on their neighbours or cannot begin
         a matching text; and for an expression or a schema that is invalid, not supported or too complex (``_limits``).
         """
-        if (regex is None) == (json_schema is None):
-            which = "neither" if regex is None else "both"
+        texts = [text for text in (regex, json_schema, sequence) if text is not None]
+        if len(texts) != 1:
+            which = "both" if texts else "neither"
             raise UserError(f"a constraint is either a regular expression or a JSON schema; {which} given")
-        self.name = "regular expression" if json_schema is None else "JSON schema"
-        text = (regex if json_schema is None else json_schema) or ""
+        self.name = "JSON schema" if regex is None else "regular expression"
+        text = texts[0]
         if len(text) > LONGEST:
             raise UserError(f"the {self.name} has {len(text):,} characters; allowed: at most {LONGEST:,}")
         library = _library()
         core = _tokens(library, tokenizer)
         self.dropped: tuple[str, ...] = ()
         """Keywords of the schema that are not enforced, with their JSON pointers."""
-        if json_schema is None:
+        if regex is not None:
             grammar = library.LLMatcher.grammar_from_regex(text)
-        else:
+        elif json_schema is not None:
             grammar, self.dropped = _of_schema(library, text, open_objects)
+        else:
+            grammar, self.dropped = _of_sequence(library, text, special_ids(tokenizer.core))
         self._matcher: LLMatcher = library.LLMatcher(core, grammar, log_level=0, limits=_limits(library))
         if self._matcher.is_error():
             raise UserError(f"the {self.name} cannot be used: {_sentence(self._matcher.get_error())}")
@@ -298,6 +304,19 @@ def _of_schema(library: Any, schema: str, open_objects: bool) -> tuple[str, tupl
         raise UserError(f"the JSON schema is a {type(content).__name__}; allowed: an object")
     rewriting = rewrite(content, lambda schema: _is_supported(library, schema), open_objects)
     return _grammar(library, rewriting.schema), rewriting.dropped
+
+
+def _of_sequence(library: Any, sequence: str, specials: Mapping[str, int]) -> tuple[str, tuple[str, ...]]:
+    """Compile alternatives of parts; return (grammar, keywords of their schemas that it leaves out)."""
+    dropped = list[str]()
+
+    def schema(content: Mapping[str, Any]) -> str:
+        rewriting = rewrite(dict(content), lambda each: _is_supported(library, each), False)
+        dropped.extend(rewriting.dropped)
+        return json.dumps({"x-guidance": _FORM, **rewriting.schema})
+
+    lark = sequence_grammar(json.loads(sequence), specials, schema)
+    return library.LLMatcher.grammar_from_lark(lark), tuple(dict.fromkeys(dropped))
 
 
 def _is_supported(library: Any, schema: dict[str, Any]) -> bool:

@@ -29,10 +29,13 @@ from qkv.serving.requests.bodies import GenerationBody
 from qkv.serving.requests.structure import Constraints, Structure
 from qkv.spec.generation import FILTERS, Generation
 from qkv.system.errors import UserError
+from qkv.tokenizers.answers.form import AnswerForm, answer_form, end_texts
 from qkv.tokenizers.chat_template import NO_TEMPLATE, ChatTemplate, find_template
 
 _SEARCH = ("num_beams", "length_penalty", "num_return", "early_stopping", "seed")
 """Generation settings of a run that a server ignores: those of beam search, and the seed."""
+_END = 64
+"""Number of tokens at the end of a prompt in which an answer may begin."""
 _SHORTEST_LIMIT = 2048
 """Lower bound of the default limit of tokens per text, also for models with a shorter context."""
 
@@ -87,7 +90,7 @@ class ServedModel:
         if self.worker.requests is not None:
             steps = [self._write, lambda: self.ends, lambda: self.constraints.of(digit)]
         if self.chats:
-            steps.append(lambda: self.chat_prompt([{"role": "user", "content": "1"}], {}))
+            steps += [lambda: self.chat_prompt([{"role": "user", "content": "1"}], {}), lambda: self.chat_ends]
         if self.embeds:
             steps.append(lambda: embed_opened(self.run, self.embedding, [self._word]))
         attempt(steps)
@@ -138,6 +141,17 @@ class ServedModel:
             way_out = "use /v1/completions, or start the server with --chat-template FILE"
             raise UserError(f"messages: the model {self.name!r} has {NO_TEMPLATE}; {way_out}")
         return find_template(self.tokenizer)
+
+    @cached_property
+    def answer_form(self) -> AnswerForm:
+        """Form of the answers in chats: reasoning and tool calls. Raises ``UserError`` without a chat template."""
+        return answer_form(self.template)
+
+    @cached_property
+    def chat_ends(self) -> tuple[int, ...]:
+        """Ids of the tokens that end an answer in the format of the chat template."""
+        ids = map(self.tokenizer.core.token_to_id, end_texts(self.template, self.answer_form))
+        return tuple(index for index in ids if index is not None)
 
     @property
     def chats(self) -> bool:
@@ -230,6 +244,10 @@ class ServedModel:
             raise UserError(f"messages: the tokenizer's vocabulary lacks {', '.join(map(repr, unknown[:5]))}")
         return ids
 
+    def prompt_end(self, ids: Sequence[int]) -> str:
+        """Return the text at the end of a prompt, which tells how its answer begins."""
+        return self.tokenizer.decode(ids[-_END:])
+
     def requests(
         self,
         prompt: Sequence[int],
@@ -237,14 +255,15 @@ class ServedModel:
         most_new: int | None,
         structure: Structure | None,
         inputs: Mapping[str, Signal] | None = None,
+        ends: Sequence[int] = (),
     ) -> list[Request]:
         """Build the requests of the ``n`` texts after a prompt. most_new: requested maximum number of new tokens; None
         for the default, see ``_most_new``. structure: constraint of the texts. inputs: signals of the inputs other than
-        text, such as pictures, whose placeholders are in the prompt.
+        text, such as pictures, whose placeholders are in the prompt. ends: further ids that end a text.
 
         Text i has the seed of the body + i. Raises ``ApiError`` for a text that may be longer than the limit.
         """
-        settings = self._settings(body, self._most_new(len(prompt), most_new, body.goes_on), structure)
+        settings = self._settings(body, self._most_new(len(prompt), most_new, body.goes_on), structure, ends)
         constraint = None if structure is None else self._constraint(structure)
         source, begin = None, list(prompt)
         if self.run.model.encoder is not None:
@@ -264,11 +283,15 @@ class ServedModel:
         except UserError as error:
             raise as_api_error(error, structure.name) from None
 
-    def _settings(self, body: GenerationBody, most: int, structure: Structure | None) -> Generation:
-        """Return the run's settings without beam search, overridden by the body. most: maximum number of new tokens."""
+    def _settings(
+        self, body: GenerationBody, most: int, structure: Structure | None, further: Sequence[int]
+    ) -> Generation:
+        """Return the run's settings without beam search, overridden by the body. most: maximum number of new tokens.
+        further: ids that end a text, besides those of the run.
+        """
         run_settings = self.writing
         stop = () if structure else run_settings.stop  # a constraint ends a text itself
-        ends = () if body.ignore_eos else run_settings.stop_token_ids
+        ends = () if body.ignore_eos else (*run_settings.stop_token_ids, *further)
         settings: dict[str, Any] = {
             name: getattr(run_settings, name) for name in Generation.model_fields if name not in _SEARCH
         }

@@ -44,7 +44,9 @@ class AnswerLayout(ABC):
 
 @dataclass(frozen=True)
 class AskedTexts:
-    """Texts that one HTTP request asks for. read: number of prompt tokens. layout: format of the response."""
+    """Texts that one HTTP request asks for. read: number of prompt tokens. layout: format of the response. ignored:
+    parameters without effect on this model.
+    """
 
     model: ServedModel
     body: GenerationBody
@@ -53,6 +55,7 @@ class AskedTexts:
     read: int
     metrics: Metrics
     layout: AnswerLayout
+    ignored: Sequence[str] = ()
 
     @property
     def headers(self) -> dict[str, str]:
@@ -145,8 +148,10 @@ def _head(request: AskedTexts, name: str) -> dict[str, Any]:
     return {"id": identity, "object": name, "created": int(time.time()), "model": request.model.name}
 
 
-def _usage(request: AskedTexts, written: int) -> dict[str, int]:
-    return {"prompt_tokens": request.read, "completion_tokens": written, "total_tokens": request.read + written}
+def _usage(request: AskedTexts, written: int) -> dict[str, Any]:
+    counts = {"prompt_tokens": request.read, "completion_tokens": written, "total_tokens": request.read + written}
+    thoughts = request.form.reasoning_tokens
+    return counts if thoughts is None else {**counts, "completion_tokens_details": {"reasoning_tokens": thoughts}}
 
 
 class EventStream(StreamingResponse):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -18,8 +20,12 @@ from qkv.serving.http.forms import ChatForm, CompletionForm
 from qkv.serving.http.reading import read_body, unless_dropped
 from qkv.serving.requests.bodies import CompletionBody
 from qkv.serving.requests.chats import ChatBody
-from qkv.serving.requests.tools import CallForm, CallReader, call_form, call_or_answer, required_call
+from qkv.serving.requests.effects import tell
+from qkv.serving.requests.structure import Structure
+from qkv.serving.requests.tools import call_or_answer, calls_of, plain_calls, required_call
 from qkv.system.errors import UserError
+from qkv.tokenizers.answers.form import AnswerForm
+from qkv.tokenizers.answers.reader import AnswerReader
 
 
 async def completions(http: HttpRequest, service: Service) -> Response:
@@ -49,6 +55,7 @@ async def chat(http: HttpRequest, service: Service) -> Response:
     body = await read_body(http, ChatBody, service.limits)
     model = writer(service, body.model)
     texts = await asyncio.to_thread(asked_to_chat, model, body, service, ChoicesLayout())
+    http.state.ignored += texts.ignored
     return await answer(http, texts)
 
 
@@ -83,37 +90,76 @@ def _asked_to_continue(model: ServedModel, body: CompletionBody, service: Servic
 
 def asked_to_chat(model: ServedModel, body: ChatBody, service: Service, layout: AnswerLayout) -> AskedTexts:
     """Convert a chat request to requests for the model's queue, with the format of the answer. Raises ``ApiError``."""
-    messages = body.to_template()
     most_new = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    variables = {**(body.chat_template_kwargs or {}), **({"tools": body.usable} if body.usable else {})}
     try:
-        form = _call_form(model, body)
-        opening = f"{form.begin}\n" if form and form.begin and body.required else ""
+        form = _answer_form(model, body)
+        messages, (variables, ignored) = form.to_template(body.to_template()), template_variables(model, body)
+        structure, form, begin = _structure(body, form)
         spans, inputs = model.read_pictures(body.pictures)
-        ids = model.chat_prompt(messages, variables, opening, spans)
-        structure = body.structure
-        if form and body.required:
-            structure = required_call(body.required, form)
-        elif form and structure:
-            form = form._replace(begin="", end="")  # the answer is JSON: a call, or an object that the schema allows
-            structure = call_or_answer(body.tools, form, structure)
-        requests = model.requests(ids, body, most_new, structure, inputs)
+        ids = model.chat_prompt(messages, variables, "", spans)
+        end = model.prompt_end(ids)
+        closing = form.thinking.closing(end, call=bool(begin)) if form.thinking and structure else ""
+        opening = closing + begin
+        if opening:
+            ids = model.chat_prompt(messages, variables, opening, spans)
+        requests = model.requests(ids, body, most_new, structure, inputs, model.chat_ends)
     except UserError as error:
         raise as_api_error(error, "messages") from None
-    most = 1 if body.parallel_tool_calls is False else None
-    readers = [CallReader(form, body.names, bool(body.required), most) if form else None for _ in requests]
-    answered = ChatForm(model.tokenizer, body.alternatives is not None, readers)
-    return AskedTexts(model, body, answered, requests, len(ids), service.metrics, layout)
+
+    def reader() -> AnswerReader:
+        answer_reader = form.reader(end, body.usable or (), 1 if body.parallel_tool_calls is False else None)
+        answer_reader.begin(body.start + opening)
+        return answer_reader
+
+    answered = ChatForm(model.tokenizer, body.alternatives is not None, reader, len(requests))
+    tell(ignored, body, service.limits.strict)
+    return AskedTexts(model, body, answered, requests, len(ids), service.metrics, layout, ignored)
 
 
-def _call_form(model: ServedModel, body: ChatBody) -> CallForm | None:
-    """Return the text form in which the model writes tool calls; None if no tool may be called. Raises ``ApiError`` for
-    a chat template that does not support tools.
+def _structure(body: ChatBody, form: AnswerForm) -> tuple[Structure | None, AnswerForm, str]:
+    """Return the constraint of the answers, the form in which they are read, and the text with which a required call
+    begins.
+    """
+    if not body.usable:
+        return body.structure, form, ""
+    calls = calls_of(form)
+    if body.required:
+        return required_call(body.required, calls), form, f"{calls.begin}{calls.gap}"
+    if body.structure:  # the answer is JSON: a call, or an object that the schema allows
+        plain = plain_calls(calls)
+        return call_or_answer(body.tools, plain, body.structure), replace(form, calls=plain), ""
+    return None, form, ""
+
+
+def _answer_form(model: ServedModel, body: ChatBody) -> AnswerForm:
+    """Return the form of the model's answers. Raises ``ApiError`` for a chat with tools whose template does not support
+    them.
     """
     called = any(message.calls for message in body.messages)
-    if not (body.usable or called):
-        return None
-    if not model.template.reads_tools:
+    if (body.usable or called) and not model.template.reads_tools:
         param = "tools" if body.usable else "messages"
         raise ApiError(f"{param}: the chat template of the model {model.name!r} does not support tools", param=param)
-    return call_form(model.template) if body.usable else None
+    return model.answer_form
+
+
+def template_variables(model: ServedModel, body: ChatBody) -> tuple[dict[str, Any], list[str]]:
+    """Return (variables of the chat template that a request sets, parameters that the template does not read).
+
+    ``reasoning_effort`` is the variable of that name or, in a template that only switches reasoning on and off,
+    "none" switches it off.
+    """
+    template, variables = model.template, dict(body.chat_template_kwargs or {})
+    ignored = [f"chat_template_kwargs.{name}" for name in variables if not template.reads(name)]
+    switch = next((name for name in ("enable_thinking", "thinking") if template.reads(name)), None)
+    for name, value in (("reasoning_effort", body.reasoning_effort), ("enable_thinking", body.enable_thinking)):
+        if value is None:
+            continue
+        if template.reads(name):
+            variables.setdefault(name, value)
+        elif switch:
+            variables.setdefault(switch, value not in ("none", False))
+        else:
+            ignored.append(name)
+    if body.continues or body.add_generation_prompt is False:
+        variables["add_generation_prompt"] = False
+    return {**variables, **({"tools": body.usable} if body.usable else {})}, ignored

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from qkv.generation.decode.sample import TokenScore
 from qkv.generation.queue.requests import TextDelta
-from qkv.serving.requests.tools import CallReader, ToolCall
+from qkv.tokenizers.answers.reader import AnswerPart, AnswerReader
+from qkv.tokenizers.stream import StreamDecoder
 from qkv.tokenizers.tokenizer import Tokenizer
 
 
@@ -42,6 +43,11 @@ class Form(ABC):
     def __init__(self, tokenizer: Tokenizer, scored: bool):
         """``scored``: whether answers include log-probabilities."""
         self.tokenizer, self.scored = tokenizer, scored
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Number of generated tokens that are reasoning; None for answers that have none."""
+        return None
 
     @abstractmethod
     def choice(self, index: int, written: Written) -> dict[str, Any]:
@@ -128,40 +134,47 @@ class ChatForm(Form):
 
     whole, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def __init__(self, tokenizer: Tokenizer, scored: bool, readers: Sequence[CallReader | None]):
-        """``readers``: parser of tool calls of each choice; None without tools."""
+    def __init__(self, tokenizer: Tokenizer, scored: bool, readers: Callable[[], AnswerReader], count: int):
+        """``readers``: function that returns a reader of one choice. count: number of choices."""
         super().__init__(tokenizer, scored)
-        self._readers, self._calls = readers, [0 for _ in readers]
+        self._readers, self._calls = [readers() for _ in range(count)], [0] * count
+        self._thoughts = [_ThoughtCounter(tokenizer, readers()) for _ in range(count)]
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(each.count for each in self._thoughts)
 
     def choice(self, index: int, written: Written) -> dict[str, Any]:
-        content, calls, finished = self._read(index, written.text, written.finished)
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if calls:
-            message |= {"content": content or None, "tool_calls": [call.to_dict() for call in calls]}
+        part, finished = self._read(index, written.text, written.tokens, written.finished)
+        message: dict[str, Any] = {"role": "assistant", "content": part.content, "refusal": None}
+        if part.calls:
+            message |= {"content": part.content or None, "tool_calls": [call.to_dict() for call in part.calls]}
+        message |= _reasoning(part)
         scores = self._logprobs(written.tokens, written.scores) if self.scored else None
         return {"index": index, "message": message, "logprobs": scores, "finish_reason": finished}
 
     def delta(self, index: int, piece: TextDelta) -> dict[str, Any] | None:
         first = self._calls[index]
-        content, calls, finished = self._read(index, piece.text, piece.finished)
-        if not (content or calls or finished or (self.scored and piece.tokens)):
+        part, finished = self._read(index, piece.text, piece.tokens, piece.finished)
+        if not (any(part) or finished or (self.scored and piece.tokens)):
             return None
         scores = self._logprobs(piece.tokens, piece.scores) if self.scored else None
-        delta: dict[str, Any] = {"content": content} if content else {}
-        if calls:
-            delta["tool_calls"] = [{"index": first + i, **call.to_dict()} for i, call in enumerate(calls)]
+        delta: dict[str, Any] = _reasoning(part) | ({"content": part.content} if part.content else {})
+        if part.calls:
+            delta["tool_calls"] = [{"index": first + i, **call.to_dict()} for i, call in enumerate(part.calls)]
         return {"index": index, "delta": delta, "logprobs": scores, "finish_reason": finished}
 
-    def _read(self, index: int, text: str, finished: str | None) -> tuple[str, list[ToolCall], str | None]:
-        """Parse a piece of a choice; return (content, calls, finish reason)."""
+    def _read(
+        self, index: int, text: str, tokens: Sequence[int], finished: str | None
+    ) -> tuple[AnswerPart, str | None]:
+        """Parse a piece of a choice; return (what it completes, finish reason)."""
         reader = self._readers[index]
-        if reader is None:
-            return text, [], finished
-        parts = [reader.feed(text), *([reader.flush()] if finished else [])]
-        calls = [call for part in parts for call in part.calls]
-        self._calls[index] += len(calls)
-        ended = "tool_calls" if finished == "stop" and self._calls[index] else finished
-        return "".join(part.content for part in parts), calls, ended
+        part = reader.feed(text)
+        if finished:
+            part += reader.flush()
+        self._thoughts[index].add(tokens)
+        self._calls[index] += len(part.calls)
+        return part, "tool_calls" if finished == "stop" and self._calls[index] else finished
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return {
@@ -186,3 +199,26 @@ class ChatForm(Form):
         text = self.tokenizer.decode([token])
         data = list(text.encode() if table is None else table[token])
         return {"token": self.token(token), "logprob": log_probability, "bytes": data}
+
+
+class _ThoughtCounter:
+    """Counter of the tokens of one choice before its content; ``count`` is 0 for a choice that does not reason."""
+
+    def __init__(self, tokenizer: Tokenizer, reader: AnswerReader):
+        self._decoder, self._reader, self._tokens, self.count = StreamDecoder(tokenizer), reader, 0, 0
+        self._reasons = False
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Count the tokens of a piece."""
+        for token in tokens:
+            if not self._reader.thinks:
+                return
+            part = self._reader.feed(self._decoder.feed([token]))
+            self._tokens += 1
+            self._reasons = self._reasons or bool(part.reasoning)
+            self.count = self._tokens if self._reasons else 0
+
+
+def _reasoning(part: AnswerPart) -> dict[str, str]:
+    """Return the reasoning under both names that clients know; nothing without reasoning."""
+    return {"reasoning_content": part.reasoning, "reasoning": part.reasoning} if part.reasoning else {}

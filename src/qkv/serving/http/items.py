@@ -23,11 +23,14 @@ class Output:
         self._open: dict[str, Any] | None = None
         """Content part of the last item whose text is being generated; None if no part is open."""
 
-    def add(self, content: str, calls: Sequence[Mapping[str, Any]], scores: Sequence[Any]) -> Iterator[Event]:
-        """Add text with the log-probabilities of its tokens, then tool calls."""
-        if content or scores:
+    def add(self, message: Mapping[str, Any], scores: Sequence[Any]) -> Iterator[Event]:
+        """Add a message or a part of it: reasoning, text with the log-probabilities of its tokens, then tool calls."""
+        thought, content = message.get("reasoning_content"), message.get("content") or ""
+        if thought:
+            yield from self._thought(thought)
+        if content or (scores and not (thought or self._thinking)):
             yield from self._text(content, scores)
-        for call in calls:
+        for call in message.get("tool_calls", ()):
             yield from self.close("completed")
             yield from self._call(call)
 
@@ -36,24 +39,46 @@ class Output:
         part, self._open = self._open, None
         if part is None:
             return
-        text = {"text": part["text"], "logprobs": part["logprobs"]}
-        yield "response.output_text.done", {**self._place, **text}
+        if part["type"] == "reasoning_text":
+            yield "response.reasoning_text.done", {**self._place, "text": part["text"]}
+        else:
+            text = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield "response.output_text.done", {**self._place, **text}
         yield "response.content_part.done", {**self._place, "part": part}
         yield from self._end_item(status)
 
     def end(self, status: str) -> Iterator[Event]:
-        """End the answer. If it has no item, add an item with empty text."""
+        """End the answer. If it has no item, add an item with empty text. status: status of the last item."""
         if not self.items:
             yield from self._text("", ())
         yield from self.close(status)
 
+    @property
+    def _thinking(self) -> bool:
+        return self._open is not None and self._open["type"] == "reasoning_text"
+
+    def _thought(self, thought: str) -> Iterator[Event]:
+        if not self._thinking:
+            yield from self.close("completed")
+            yield from self._begin_item("rs", {"type": "reasoning", "summary": [], "content": []})
+            yield from self._begin_part({"type": "reasoning_text", "text": ""})
+        assert self._open is not None
+        self._open["text"] += thought
+        yield "response.reasoning_text.delta", {**self._place, "delta": thought}
+
+    def _begin_part(self, part: dict[str, Any]) -> Iterator[Event]:
+        self._open = part
+        self.items[-1]["content"].append(part)
+        yield "response.content_part.added", {**self._place, "part": part}
+
     def _text(self, content: str, scores: Sequence[Any]) -> Iterator[Event]:
+        if self._thinking:
+            yield from self.close("completed")
         if self._open is None:
             message = {"type": "message", "role": "assistant", "content": []}
             yield from self._begin_item("msg", message)
-            self._open = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            self.items[-1]["content"].append(self._open)
-            yield "response.content_part.added", {**self._place, "part": self._open}
+            yield from self._begin_part({"type": "output_text", "text": "", "annotations": [], "logprobs": []})
+        assert self._open is not None
         self._open["text"] += content
         self._open["logprobs"] += scores
         if content or scores:
@@ -95,7 +120,7 @@ class ResponseLayout(AnswerLayout):
         (written,), output = texts, Output()
         choice = request.form.choice(0, written)
         message, scores = choice["message"], _scores(choice)
-        for _ in output.add(message["content"] or "", message.get("tool_calls", ()), scores):
+        for _ in output.add(message, scores):
             pass
         status = _status(choice["finish_reason"])
         for _ in output.end(status):
@@ -138,15 +163,14 @@ class ResponseLayout(AnswerLayout):
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": request.model.name,
             "output": output.items,
-            "usage": None if written is None else _usage(request.read, written),
+            "usage": None if written is None else _usage(request, written),
             **self._echo,
         }
 
 
 def _add_choice(output: Output, choice: Mapping[str, Any]) -> Iterator[Event]:
     """Add a chunk of a choice to ``output``; yield the events."""
-    delta = choice["delta"]
-    yield from output.add(delta.get("content", ""), delta.get("tool_calls", ()), _scores(choice))
+    yield from output.add(choice["delta"], _scores(choice))
     if choice["finish_reason"]:
         yield from output.end(_status(choice["finish_reason"]))
 
@@ -159,13 +183,13 @@ def _status(finished: str) -> str:
     return "incomplete" if finished == "length" else "completed"
 
 
-def _usage(read: int, written: int) -> dict[str, Any]:
+def _usage(request: AskedTexts, written: int) -> dict[str, Any]:
     return {
-        "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": 0},
+        "input_tokens": request.read,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": written,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": read + written,
+        "output_tokens_details": {"reasoning_tokens": request.form.reasoning_tokens or 0},
+        "total_tokens": request.read + written,
     }
 
 

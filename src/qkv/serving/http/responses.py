@@ -116,6 +116,14 @@ class TextOptions(Lenient):
         return {"type": "json_schema", "name": "schema", "schema": json.loads(self.format.text), "strict": True}
 
 
+class ReasoningOptions(Lenient):
+    """Options for the reasoning: its effort. Reasoning is always returned as it is, never as a summary."""
+
+    effort: str | None = None
+    summary: NoEffect = None
+    generate_summary: NoEffect = None
+
+
 class ResponsesBody(GenerationBody):
     """Body of ``/v1/responses``. Parameters that OpenAI's interface lacks are the same as for chats."""
 
@@ -129,13 +137,15 @@ class ResponsesBody(GenerationBody):
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     include: list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
     n: Annotated[Any, BeforeValidator(only(1))] = None
     previous_response_id: Neutral = None
     conversation: Neutral = None
     prompt: Neutral = None
     background: Annotated[Any, BeforeValidator(only(False))] = None
     truncation: NoEffect = None
-    reasoning: NoEffect = None
+    reasoning: ReasoningOptions | None = None
     max_tool_calls: NoEffect = None
 
     def problems(self) -> list[Problem]:
@@ -157,6 +167,8 @@ class ResponsesBody(GenerationBody):
             fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
         if self.text is not None and self.text.format is not None:
             fields["response_format"] = self.text.format
+        if self.reasoning is not None:
+            fields["reasoning_effort"] = self.reasoning.effort or self.reasoning_effort
         return ChatBody.parse({**fields, "stream_options": None})
 
     def echo(self) -> dict[str, Any]:
@@ -171,6 +183,7 @@ class ResponsesBody(GenerationBody):
             "tool_choice": named or self.tool_choice or "auto",
             "tools": tools,
             "text": {"format": self.text.said if self.text is not None else {"type": "text"}},
+            "reasoning": {"effort": self.reasoning and self.reasoning.effort, "summary": None},
             "previous_response_id": None,
             "store": False,
             "background": False,
@@ -178,7 +191,7 @@ class ResponsesBody(GenerationBody):
         }
 
 
-_SHARED = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs")
+_SHARED = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "enable_thinking")
 """Parameters that chats have under the same names, besides those of ``GenerationBody``."""
 
 
@@ -188,4 +201,5 @@ async def responses(http: HttpRequest, service: Service) -> Response:
     model = writer(service, body.model)
     layout = ResponseLayout(body.echo())
     texts = await asyncio.to_thread(lambda: asked_to_chat(model, body.to_chat(), service, layout))
+    http.state.ignored += texts.ignored
     return await answer(http, texts)

@@ -16,7 +16,7 @@ from qkv.serving.requests.effects import Lenient, NoEffect
 from qkv.spec.base import Seq
 from qkv.spec.errors import Problem, SpecError
 from qkv.system.errors import nearest, quoted
-from qkv.tokenizers.chat_template import place_mark, unmarked
+from qkv.tokenizers.chat_template import open_ended, place_mark, unmarked
 
 CHOICES = ("none", "auto", "required")
 
@@ -155,7 +155,8 @@ class ChatMessage(Lenient):
     """Message of a chat: ``content`` is a text, or the texts and pictures of its parts in order.
 
     The role ``function`` and ``function_call`` are OpenAI's older names of a tool's message and of a tool call;
-    ``reasoning_content`` is the reasoning of the model; ``refusal`` is the text of a refused answer.
+    ``reasoning_content``, also as ``reasoning``, is the reasoning of the model; ``refusal`` is the text of a refused
+    answer; ``prefix``: the answer continues this message, which is the last.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -164,6 +165,8 @@ class ChatMessage(Lenient):
     tool_calls: Seq[MessageCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    prefix: bool | None = None
     refusal: str | None = None
     function_call: CalledFunction | None = None
     audio: Neutral = None
@@ -179,8 +182,11 @@ class ChatMessage(Lenient):
         return [*(self.tool_calls or ()), *calls]
 
     def problems(self) -> list[Problem]:
-        if self.calls and self.role != "assistant":
-            return [Problem(("tool_calls",), f"a message of the role {self.role!r} cannot call tools")]
+        if self.role != "assistant" and (self.calls or self.prefix):
+            cannot = "cannot call tools" if self.calls else "is no start of an answer"
+            return [
+                Problem(("tool_calls" if self.calls else "prefix",), f"a message of the role {self.role!r} {cannot}")
+            ]
         return []
 
     @property
@@ -204,21 +210,32 @@ class ChatMessage(Lenient):
         roles = {"developer": "system", "function": "tool"}
         message: dict[str, Any] = {"role": roles.get(self.role, self.role)}
         message["content"] = self._text(first)
-        more = ("name", "tool_call_id", "reasoning_content")
-        message |= {key: getattr(self, key) for key in more if getattr(self, key)}
+        message |= {key: getattr(self, key) for key in ("name", "tool_call_id") if getattr(self, key)}
+        if thought := self.reasoning_content or self.reasoning:
+            message["reasoning_content"] = thought
         if self.calls:
             message["tool_calls"] = [call.to_template() for call in self.calls]
         return message
 
 
 class ChatBody(GenerationBody):
-    """Body of ``/v1/chat/completions``. chat_template_kwargs: further variables of the chat template."""
+    """Body of ``/v1/chat/completions``.
+
+    Parameters beyond OpenAI's: ``chat_template_kwargs``, further variables of the chat template, such as
+    ``enable_thinking``, which may also be given alone; ``continue_final_message`` (the answer continues the last
+    message); ``add_generation_prompt``.
+    """
 
     messages: Seq[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=0)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Neutral = None
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     tools: Annotated[Any, BeforeValidator(tools_of)] = None
     tool_choice: Annotated[Any, BeforeValidator(choice_of)] = None
     parallel_tool_calls: bool | None = None
@@ -236,7 +253,30 @@ class ChatBody(GenerationBody):
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             sentence = f"{self.max_tokens} given, but max_completion_tokens is {self.max_completion_tokens}; give one"
             problems.append(Problem(("max_tokens",), sentence))
-        return problems + self._problems_of_tools()
+        return problems + self._problems_of_end() + self._problems_of_tools()
+
+    def _problems_of_end(self) -> list[Problem]:
+        early = [i for i, message in enumerate(self.messages[:-1]) if message.prefix]
+        if early:
+            return [Problem(("messages", early[0], "prefix"), "only the last message can be the start of the answer")]
+        if not self.continues:
+            return []
+        if self.messages[-1].role != "assistant" or self.messages[-1].calls or self.messages[-1].pictures:
+            sentence = "the last message is no text of the assistant, so the answer cannot continue it"
+            return [Problem(("continue_final_message",), sentence)]
+        if self.add_generation_prompt:
+            return [Problem(("add_generation_prompt",), "it cannot be combined with continue_final_message")]
+        return []
+
+    @property
+    def continues(self) -> bool:
+        """True if the answer continues the last message."""
+        return bool(self.continue_final_message or self.messages[-1].prefix)
+
+    @property
+    def start(self) -> str:
+        """Text of the last message, if the answer continues it."""
+        return self.messages[-1].to_template()["content"] if self.continues else ""
 
     def _problems_of_tools(self) -> list[Problem]:
         named = self.tool_choice[0] if isinstance(self.tool_choice, tuple) else None
@@ -257,7 +297,10 @@ class ChatBody(GenerationBody):
     def to_template(self) -> list[dict[str, Any]]:
         """Return the messages in the form that chat templates read, with a numbered marker in place of each picture."""
         firsts = accumulate((len(message.pictures) for message in self.messages), initial=0)
-        return [message.to_template(first) for message, first in zip(self.messages, firsts, strict=False)]
+        messages = [message.to_template(first) for message, first in zip(self.messages, firsts, strict=False)]
+        if self.continues:
+            messages[-1]["content"] = open_ended(messages[-1]["content"])
+        return messages
 
     @property
     def names(self) -> list[str]:

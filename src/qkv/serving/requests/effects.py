@@ -57,7 +57,7 @@ def tell(names: Sequence[str], body: Spec, strict: bool) -> None:
     """Log each parameter without effect once per process. Raises ``ApiError`` for the first if ``strict``."""
     if names and strict:
         fields = {name: field for name, field in type(body).model_fields.items() if _MARK not in field.metadata}
-        without = names[0] in type(body).model_fields
+        without = names[0].partition(".")[0] in type(body).model_fields
         why = "it has no effect here" if without else f"it is not known here; {nearest(names[0], fields)}"
         raise ApiError(f"{names[0]}: {why} (this server is strict)", param=names[0], code="invalid_value")
     for name in names:

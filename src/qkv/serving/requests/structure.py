@@ -21,9 +21,11 @@ _META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~]")
 
 
 class Structure(NamedTuple):
-    """Constraint of an answer: a regular expression, or a JSON schema as text. name: request parameter that sets it."""
+    """Constraint of an answer: a regular expression, a JSON schema as text, or the JSON of a sequence of parts. name:
+    request parameter that sets it.
+    """
 
-    kind: Literal["regex", "json_schema"]
+    kind: Literal["regex", "json_schema", "sequence"]
     text: str
     name: str
 
