@@ -55,6 +55,11 @@ VERBS = {
         {name: name for name in ("messages", "prompt", "completion", "system", "tools")},
         MappingProxyType({"learn": "task.learn", "chat_template": "task.chat_template"}),
     ),
+    "prefer": Verb(
+        "preference",
+        {name: name for name in ("prompt", "chosen", "rejected", "completion", "label", "system", "tools")},
+        MappingProxyType({"loss": "task.loss", "chat_template": "task.chat_template"}),
+    ),
 }
 
 

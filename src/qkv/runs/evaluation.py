@@ -16,6 +16,7 @@ from qkv.models.transformer import Transformer
 from qkv.ops.linear.precision import autocast
 from qkv.report.fragment import evaluation_fragment
 from qkv.runs.inference.calibration import with_calibration
+from qkv.runs.reference import open_reference
 from qkv.runs.run import Run, task_of
 from qkv.runs.storage.before_refit import NOTE, without_validation_rows
 from qkv.runs.storage.checkpoint import newest_state
@@ -112,6 +113,7 @@ def evaluate(run: Run, split: str = VALIDATION, batches: int | None = None, data
     longer available, they are omitted, with a note. Raises ``UserError``.
     """
     task, dataset_of_run, notes = task_of(run), None, []
+    open_reference(task, run.model, run.recipe)
     try:
         # The caller's choice of columns applies to the file ``data``, not to the data that the run was trained on.
         trained = read_recipe(run.folder) if data is not None and (run.folder / SPEC).is_file() else run.recipe

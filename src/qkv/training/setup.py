@@ -16,6 +16,7 @@ from qkv.models.transformer import Transformer
 from qkv.models.wide import build_wide
 from qkv.ops.linear.precision import runs_in
 from qkv.ops.selection.choices import table
+from qkv.runs.reference import open_reference
 from qkv.runs.start import start_weights, with_start
 from qkv.runs.storage.checkpoint import Checkpoint, CheckpointStore, load_weights
 from qkv.runs.storage.files import clear_errors, remove_partial
@@ -94,6 +95,7 @@ def prepare(
         load_weights(model, checkpoint.tensors["weights"], folder / "resume", task.wide)
     elif learned := learned_sentence(model, training):
         tell(Notice(learned))
+    open_reference(task, model, recipe)
     environment = Environment(checkpoints.folder, device, table(), world)
     different = environment.adopt()
     if different:

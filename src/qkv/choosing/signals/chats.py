@@ -22,7 +22,12 @@ def choose_chat(request: RecipeRequest) -> Recipe:
         training=Training(
             minutes=MINUTES,
             batch_size=_ROWS,
-            adapt=LoRA(rank=_RANK, alpha=2 * _RANK, targets=(ALL,)),
+            adapt=adapters_for_chats(),
             validation=Validation(batches=32, patience=4),
         ),
     )
+
+
+def adapters_for_chats() -> LoRA:
+    """Return the adapters of all linear layers that chat models are trained with by default."""
+    return LoRA(rank=_RANK, alpha=2 * _RANK, targets=(ALL,))

@@ -30,6 +30,8 @@ _OF_TASKS = {
     "messages": (_COLUMN, "Column of conversations, lists of messages."),
     "prompt": (_COLUMN, "Column of prompts."),
     "completion": (_COLUMN, "Column of the answers to prompts."),
+    "chosen": (_COLUMN, "Column of preferred answers."),
+    "rejected": (_COLUMN, "Column of answers that are not preferred."),
     "system": (_COLUMN, "Column of system messages."),
     "tools": (_COLUMN, "Column of tools, lists of JSON schemas."),
 }

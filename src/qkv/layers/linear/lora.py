@@ -135,6 +135,24 @@ def fold(model: nn.Module) -> None:
 
 
 @contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Context manager in which the layers of ``model`` compute with W alone, exactly as before they were adapted."""
+    modules = list(adapters(model).values())
+    together = [module for module in modules if module.merged]
+    scales = [module.scale for module in modules]
+    for module in modules:
+        module.unmerge()
+        module.scale = 0.0
+    try:
+        yield
+    finally:
+        for module, scale in zip(modules, scales, strict=True):
+            module.scale = scale
+        for module in together:
+            module.merge()
+
+
+@contextmanager
 def merged(model: nn.Module) -> Iterator[None]:
     """Context manager that merges the adapters of ``model`` into the weights, and restores W exactly on exit."""
     modules = [module for module in adapters(model).values() if not module.merged]

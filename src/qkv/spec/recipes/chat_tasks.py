@@ -9,17 +9,9 @@ from pydantic import Field
 from qkv.spec.recipes.task import Needs, Reads, Task
 
 
-class Chat(Task, kind="chat"):
-    """Answers of conversations: -Σ log p(x_i | x_<i) over the tokens of the answers, with their end tokens.
+class Conversational(Task):
+    """Base class of tasks on conversations, which the chat template of the tokenizer renders."""
 
-    A table has a column ``messages``, or ``prompt`` and ``completion``; conversations are rendered by the chat template
-    of the tokenizer.
-    """
-
-    learn: Literal["answers", "last", "everything"] = Field(
-        default="answers",
-        description="what is learned: all answers of the assistant, the last one, or every token after the first",
-    )
     chat_template: str | None = Field(
         default=None, min_length=1, description="file of a chat template that replaces that of the tokenizer"
     )
@@ -30,3 +22,15 @@ class Chat(Task, kind="chat"):
     sized_by_tokenizer = True
     reads: ClassVar[Reads] = "examples"
     needs: ClassVar[Needs] = "causal"
+
+
+class Chat(Conversational, kind="chat"):
+    """Answers of conversations: -Σ log p(x_i | x_<i) over the tokens of the answers, with their end tokens.
+
+    A table has a column ``messages``, or ``prompt`` and ``completion``.
+    """
+
+    learn: Literal["answers", "last", "everything"] = Field(
+        default="answers",
+        description="what is learned: all answers of the assistant, the last one, or every token after the first",
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,27 +15,24 @@ from qkv.data.batching.best_fit import pack
 from qkv.data.batching.padding import lengths_or_none, padded
 from qkv.data.corpora.corpus import VALIDATION
 from qkv.data.records.conversations.read import CONVERSATION_ROLES, read_conversation
-from qkv.data.records.model import Records
 from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
-from qkv.generation.decode.sample import generate
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.heads.language_loss import loss_of_vectors
 from qkv.models.transformer import Transformer
-from qkv.spec.data import BestFit, Data
+from qkv.spec.data import BestFit
 from qkv.spec.recipe import Recipe
 from qkv.spec.recipes.chat_tasks import Chat
 from qkv.spec.register import implements
 from qkv.system.errors import UserError
+from qkv.tasks.chats.conversational import ConversationalTask
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
-from qkv.tasks.example_task import Collate, ExampleTask, Rows, trained
+from qkv.tasks.example_task import Collate
 from qkv.tasks.task import Evaluation, Scale, Totals
 from qkv.tasks.text.next_token import at_targets, exponential
-from qkv.tokenizers.chat import read_template
-from qkv.tokenizers.chat_targets import EncodedChat, encode_chat, end_of_answer
-from qkv.tokenizers.chat_template import NO_TEMPLATE, ChatTemplate
-from qkv.tokenizers.tokenizer import Tokenizer
+from qkv.tokenizers.chat_targets import EncodedChat, encode_chat
+from qkv.tokenizers.chat_template import ChatTemplate
 
 _SHOWN = 3
 
@@ -108,57 +104,16 @@ class ConversationReader:
 
 
 @implements(Chat)
-class ChatTask(ExampleTask):
+class ChatTask(ConversationalTask):
     """Conversations whose answers are learned: -Σ log p(x_i | x_<i) over the tokens of answers."""
 
     spec: Chat
     roles = CONVERSATION_ROLES
-    evaluates = True
     asks = ("messages",)
-    example = "messages.jsonl"
-
-    def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        tokenizer = self._tokenizer(recipe.data)
-        return Vocabulary(tokenizer, tokenizer)
-
-    def _tokenizer(self, data: Data) -> Tokenizer:
-        """Return the tokenizer of the start, with the template that the run will use."""
-        tokenizer = trained(data.tokenizer, ())
-        if self.spec.chat_template is not None:
-            tokenizer = tokenizer.with_chat_template(read_template(Path(self.spec.chat_template).expanduser()))
-        if tokenizer.chat_template is None:
-            raise UserError(
-                f"the start has {NO_TEMPLATE}; name a file with a template with --chat-template FILE "
-                "(task.chat_template)"
-            )
-        return tokenizer
-
-    def completed(self, recipe: Recipe, records: Records) -> Recipe:
-        """Return the recipe whose answers end at the end token of the template."""
-        tokenizer, sample = self._tokenizer(recipe.data), recipe.sample
-        end = end_of_answer(ChatTemplate(tokenizer.chat_template or "", tokenizer), sample.stop_token_ids)
-        ends = tuple(dict.fromkeys((*sample.stop_token_ids, end)))
-        return recipe.changed(sample=sample.changed(stop_token_ids=ends))
-
-    def limits(self, recipe: Recipe) -> dict[str, int]:
-        longest = recipe.model.context_length
-        return {"messages": min(longest, recipe.data.batching.tokens_of_window or longest)}
 
     def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> ConversationReader:
-        template = ChatTemplate(vocabulary.tokenizer.chat_template or "", vocabulary.tokenizer)
-        return ConversationReader(template, self.spec, recipe.sample.stop_token_ids, self.limits(recipe)["messages"])
-
-    def usable(
-        self, rows: Rows, vocabulary: Vocabulary, reader: ConversationReader
-    ) -> tuple[Rows, list[Example], list[str]]:
-        usable, examples, bad = Rows(), list[Example](), list[str]()
-        for row in rows:
-            try:
-                examples += [_example(text) for text in reader(row)]
-                usable.append(row)
-            except Unusable as error:
-                bad.append(str(error))
-        return usable, examples, bad
+        length = self.limits(recipe)["messages"]
+        return ConversationReader(self.template(vocabulary), self.spec, recipe.sample.stop_token_ids, length)
 
     def examples(
         self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, reader: ConversationReader
@@ -180,13 +135,19 @@ class ChatTask(ExampleTask):
 
     def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
         assert isinstance(dataset, ExampleDataset)
-        rows = dataset.records[VALIDATION][:1]
-        return "\n\n".join(self.answers(model, dataset.vocabulary, recipe, rows))
+        return "\n\n".join(self._last_answers(model, dataset.vocabulary, recipe, dataset.records[VALIDATION][:1]))
+
+    def _last_answers(
+        self, model: Transformer, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]]
+    ) -> list[str]:
+        """Write the last answer of each conversation anew."""
+        conversations = [read_conversation(row) for row in rows]
+        return self.answers(model, vocabulary, recipe, [(each.messages[:-1], each.tools) for each in conversations])
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         assert isinstance(dataset, ExampleDataset)
         rows = dataset.records[split][:_SHOWN]
-        answers = self.answers(model, dataset.vocabulary, recipe, rows)
+        answers = self._last_answers(model, dataset.vocabulary, recipe, rows)
         shown = [
             [str(messages[-2]["content"]) if len(messages) > 1 else "", answer, str(messages[-1]["content"])]
             for row, answer in zip(rows, answers, strict=True)
@@ -199,24 +160,6 @@ class ChatTask(ExampleTask):
             "rows": shown,
         }
         return Evaluation(self.figures(seen, dataset.scale(split)), [table])
-
-    def answers(
-        self, model: Transformer, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]]
-    ) -> list[str]:
-        """Write the last answer of each conversation, with temperature 0."""
-        reader, prompts = self.reader(recipe, vocabulary), list[list[int]]()
-        for row in rows:
-            conversation = read_conversation(row)
-            variables = {"tools": conversation.tools, **self.spec.template_variables}
-            prompts.append(reader.template.ids(conversation.messages[:-1], **variables))
-        most = max(1, min(recipe.sample.max_new_tokens, recipe.model.context_length - max(map(len, prompts))))
-        generation = recipe.sample.changed(temperature=0.0, num_beams=1, num_return=1, max_new_tokens=most)
-        ends = set(generation.stop_token_ids)
-        written = generate(model, prompts, generation)
-        return [
-            vocabulary.tokenizer.decode([token for token in ids if token not in ends], skip_special=True).strip()
-            for ids in written
-        ]
 
 
 def _example(text: ChatText) -> Example:

@@ -1,0 +1,93 @@
+"""Base class of tasks on conversations: chat template, end of an answer, answers of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qkv.data.records.model import Records
+from qkv.data.records.values import Unusable
+from qkv.data.vocabulary import Vocabulary
+from qkv.generation.decode.sample import generate
+from qkv.models.transformer import Transformer
+from qkv.spec.data import Data
+from qkv.spec.recipe import Recipe
+from qkv.spec.recipes.chat_tasks import Conversational
+from qkv.system.errors import UserError
+from qkv.tasks.dataset import Example
+from qkv.tasks.example_task import ExampleTask, Rows, trained
+from qkv.tokenizers.chat import read_template
+from qkv.tokenizers.chat_targets import end_of_answer
+from qkv.tokenizers.chat_template import NO_TEMPLATE, ChatTemplate
+from qkv.tokenizers.tokenizer import Tokenizer
+
+
+class ConversationalTask(ExampleTask):
+    """Base class of tasks on conversations that the chat template of the tokenizer renders."""
+
+    spec: Conversational
+    evaluates = True
+
+    def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
+        tokenizer = self._tokenizer(recipe.data)
+        return Vocabulary(tokenizer, tokenizer)
+
+    def _tokenizer(self, data: Data) -> Tokenizer:
+        """Return the tokenizer of the start, with the template that the run will use."""
+        tokenizer = trained(data.tokenizer, ())
+        if self.spec.chat_template is not None:
+            tokenizer = tokenizer.with_chat_template(read_template(Path(self.spec.chat_template).expanduser()))
+        if tokenizer.chat_template is None:
+            raise UserError(
+                f"the start has {NO_TEMPLATE}; name a file with a template with --chat-template FILE "
+                "(task.chat_template)"
+            )
+        return tokenizer
+
+    def completed(self, recipe: Recipe, records: Records) -> Recipe:
+        """Return the recipe whose answers end at the end token of the template."""
+        tokenizer, sample = self._tokenizer(recipe.data), recipe.sample
+        end = end_of_answer(ChatTemplate(tokenizer.chat_template or "", tokenizer), sample.stop_token_ids)
+        ends = tuple(dict.fromkeys((*sample.stop_token_ids, end)))
+        return recipe.changed(sample=sample.changed(stop_token_ids=ends))
+
+    def template(self, vocabulary: Vocabulary) -> ChatTemplate:
+        """Compile the chat template of the run."""
+        return ChatTemplate(vocabulary.tokenizer.chat_template or "", vocabulary.tokenizer)
+
+    def limits(self, recipe: Recipe) -> dict[str, int]:
+        longest = recipe.model.context_length
+        return {"messages": min(longest, recipe.data.batching.tokens_of_window or longest)}
+
+    def usable(self, rows: Rows, vocabulary: Vocabulary, reader: Any) -> tuple[Rows, list[Example], list[str]]:
+        usable, examples, bad = Rows(), list[Example](), list[str]()
+        for row in rows:
+            try:
+                examples += self.examples([row], vocabulary, reader)
+                usable.append(row)
+            except Unusable as error:
+                bad.append(str(error))
+        return usable, examples, bad
+
+    def answers(
+        self,
+        model: Transformer,
+        vocabulary: Vocabulary,
+        recipe: Recipe,
+        chats: Sequence[tuple[Sequence[Mapping[str, Any]], Any]],
+    ) -> list[str]:
+        """Write the next message of each conversation, with temperature 0. chats: messages and tools of each."""
+        template = self.template(vocabulary)
+        prompts = [
+            template.ids([dict(each) for each in messages], **{"tools": tools, **self.spec.template_variables})
+            for messages, tools in chats
+        ]
+        room = recipe.model.context_length - max(map(len, prompts))
+        most = max(1, min(recipe.sample.max_new_tokens, room))
+        generation = recipe.sample.changed(temperature=0.0, num_beams=1, num_return=1, max_new_tokens=most)
+        ends = set(generation.stop_token_ids)
+        return [
+            vocabulary.tokenizer.decode([token for token in ids if token not in ends], skip_special=True).strip()
+            for ids in generate(model, prompts, generation)
+        ]
