@@ -1,9 +1,12 @@
-"""Start of training, with which losses on preferences compare."""
+"""Start of training, with which tasks on conversations compare."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, partial
+
+import torch
 
 from qkv.layers.linear.lora import adapters, without_adapters
 from qkv.models.build import build
@@ -11,25 +14,29 @@ from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.runs.start import start_weights
 from qkv.spec.recipe import Recipe
-from qkv.tasks.chats.preference import PreferenceTask
+from qkv.tasks.chats.conversational import ConversationalTask
 from qkv.tasks.task import Task
 
 
 def open_reference(task: Task, model: Transformer, recipe: Recipe) -> None:
-    """Give the task the start of training, if its loss compares with it.
+    """Give a task on conversations the start of training, with which its loss or its evaluation compares.
 
-    Where ``model`` has adapters, this is the model without them, which takes no further memory; else a frozen copy of
-    the weights of ``recipe.start``, which is read again. Raises ``UserError`` if the start cannot be opened.
+    Where ``model`` has adapters, this is the model without them, which takes no further memory. Otherwise the weights
+    of ``recipe.start`` are read again when they are needed, and kept if each step needs them.
     """
-    if not isinstance(task, PreferenceTask) or not task.needs_reference:
+    if not isinstance(task, ConversationalTask) or recipe.start.checkpoint is None:
         return
     if adapters(model):
         task.reference = lambda: _without_adapters(model)
         return
+    read = partial(_read_start, recipe, model.device)
+    task.reference = partial(_opened, cache(read) if task.needs_reference else read)
+
+
+def _read_start(recipe: Recipe, device: torch.device) -> Transformer:
     start = build(recipe.model, recipe.training.seed)
     start_weights(start, recipe)
-    start.to(model.device).eval().requires_grad_(False)
-    task.reference = lambda: _frozen(start)
+    return start.to(device).eval().requires_grad_(False)
 
 
 @contextmanager
@@ -39,5 +46,5 @@ def _without_adapters(model: Transformer) -> Iterator[Transformer]:
 
 
 @contextmanager
-def _frozen(model: Transformer) -> Iterator[Transformer]:
-    yield model
+def _opened(read: Callable[[], Transformer]) -> Iterator[Transformer]:
+    yield read()

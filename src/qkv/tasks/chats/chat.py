@@ -14,7 +14,7 @@ from qkv.data.batching.batch import IGNORED, Batch
 from qkv.data.batching.best_fit import pack
 from qkv.data.batching.padding import lengths_or_none, padded
 from qkv.data.corpora.corpus import VALIDATION
-from qkv.data.records.conversations.read import CONVERSATION_ROLES, read_conversation
+from qkv.data.records.conversations.read import CONVERSATION_ROLES, Conversation, read_conversation
 from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
@@ -141,25 +141,39 @@ class ChatTask(ConversationalTask):
         self, model: Transformer, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]]
     ) -> list[str]:
         """Write the last answer of each conversation anew."""
-        conversations = [read_conversation(row) for row in rows]
-        return self.answers(model, vocabulary, recipe, [(each.messages[:-1], each.tools) for each in conversations])
+        return self.answers(model, vocabulary, recipe, [_before_answer(read_conversation(row)) for row in rows])
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         assert isinstance(dataset, ExampleDataset)
-        rows = dataset.records[split][:_SHOWN]
-        answers = self._last_answers(model, dataset.vocabulary, recipe, rows)
-        shown = [
-            [str(messages[-2]["content"]) if len(messages) > 1 else "", answer, str(messages[-1]["content"])]
-            for row, answer in zip(rows, answers, strict=True)
-            for messages in [read_conversation(row).messages]
+        figures = self.figures(seen, dataset.scale(split))
+        baseline = self._baseline(dataset, split, seen.count)
+        notes = []
+        if baseline and figures["loss"] >= baseline["loss_of_start"]:
+            notes.append("training did not lower the loss of the held-out answers; the start is as good")
+        conversations = [read_conversation(row) for row in dataset.records[split][:_SHOWN]]
+        chats = [_before_answer(each) for each in conversations]
+        before = self.answers_before(dataset.vocabulary, recipe, chats)
+        after = self.answers(model, dataset.vocabulary, recipe, chats)
+        rows = [
+            [str(messages[-1]["content"]), *answers, str(each.messages[-1]["content"])]
+            for each, (messages, _), *answers in zip(conversations, chats, before, after, strict=True)
         ]
-        table = {
-            "kind": "examples",
-            "title": "Answers",
-            "columns": ["last message", "answer of the model", "answer of the data"],
-            "rows": shown,
-        }
-        return Evaluation(self.figures(seen, dataset.scale(split)), [table])
+        columns = ["last message", "answer before training", "answer after training", "answer of the data"]
+        table = {"kind": "examples", "title": "Answers", "columns": columns, "rows": rows}
+        return Evaluation(figures | baseline, [table], notes)
+
+    def _baseline(self, dataset: Dataset, split: str, count: int) -> dict[str, float]:
+        """Return loss and perplexity of the start of training on the split, whose answers have ``count`` targets."""
+        if self.reference is None or not count:
+            return {}
+        with torch.no_grad(), self.reference() as start:
+            nats = sum(float(self.summed_loss(start, batch.to(start.device))) for batch in dataset.rows(split))
+        return {"loss_of_start": nats / count, "perplexity_of_start": exponential(nats / count)}
+
+
+def _before_answer(conversation: Conversation) -> tuple[Sequence[Mapping[str, Any]], Any]:
+    """Return the messages before the last answer, and the tools."""
+    return conversation.messages[:-1], conversation.tools
 
 
 def _example(text: ChatText) -> Example:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from qkv.data.records.model import Records
 from qkv.data.records.values import Unusable
@@ -22,12 +25,24 @@ from qkv.tokenizers.chat_targets import end_of_answer
 from qkv.tokenizers.chat_template import NO_TEMPLATE, ChatTemplate
 from qkv.tokenizers.tokenizer import Tokenizer
 
+_MOST = 128
+"""Maximum number of tokens of an answer that is only shown."""
+Reference = Callable[[], AbstractContextManager[Transformer]]
+"""Function that returns the start of training within a context."""
+
 
 class ConversationalTask(ExampleTask):
     """Base class of tasks on conversations that the chat template of the tokenizer renders."""
 
     spec: Conversational
     evaluates = True
+    reference: Reference | None = None
+    """Start of training, with which losses and evaluations compare; None if there is none, or if it is gone."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """True if the loss of each step compares with the start of training."""
+        return False
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
         tokenizer = self._tokenizer(recipe.data)
@@ -70,6 +85,15 @@ class ConversationalTask(ExampleTask):
                 bad.append(str(error))
         return usable, examples, bad
 
+    def answers_before(
+        self, vocabulary: Vocabulary, recipe: Recipe, chats: Sequence[tuple[Sequence[Mapping[str, Any]], Any]]
+    ) -> list[str]:
+        """Write the next message of each conversation by the start of training; empty texts without one."""
+        if self.reference is None:
+            return [""] * len(chats)
+        with torch.no_grad(), self.reference() as start:
+            return self.answers(start, vocabulary, recipe, chats)
+
     def answers(
         self,
         model: Transformer,
@@ -77,14 +101,16 @@ class ConversationalTask(ExampleTask):
         recipe: Recipe,
         chats: Sequence[tuple[Sequence[Mapping[str, Any]], Any]],
     ) -> list[str]:
-        """Write the next message of each conversation, with temperature 0. chats: messages and tools of each."""
+        """Write the next message of each conversation, with temperature 0, in at most ``_MOST`` tokens. chats: messages
+        and tools of each.
+        """
         template = self.template(vocabulary)
         prompts = [
             template.ids([dict(each) for each in messages], **{"tools": tools, **self.spec.template_variables})
             for messages, tools in chats
         ]
         room = recipe.model.context_length - max(map(len, prompts))
-        most = max(1, min(recipe.sample.max_new_tokens, room))
+        most = max(1, min(_MOST, recipe.sample.max_new_tokens, room))
         generation = recipe.sample.changed(temperature=0.0, num_beams=1, num_return=1, max_new_tokens=most)
         ends = set(generation.stop_token_ids)
         return [

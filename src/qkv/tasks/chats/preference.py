@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any, NamedTuple
 
@@ -40,8 +39,6 @@ GOOD, OTHERS = "good", "others"
 """Extras of a batch: whether each answer is chosen or good, and the number of its last rows that are prompts with the
 answer of another row.
 """
-Reference = Callable[[], AbstractContextManager[Transformer]]
-"""Function that returns the start of training within a context."""
 
 
 class AnswerIds(NamedTuple):
@@ -102,12 +99,9 @@ class PreferenceTask(ConversationalTask):
     asks = ("prompt",)
     loss_unit = "a pair"
     metric = "accuracy"
-    reference: Reference | None = None
-    """Start of training, if the loss compares with it."""
 
     @property
     def needs_reference(self) -> bool:
-        """True if the loss compares with the start of training."""
         return self.spec.loss.needs_reference
 
     def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> PreferenceReader:
@@ -196,20 +190,14 @@ class PreferenceTask(ConversationalTask):
         preferences = [read_preference(row) for row in rows]
         chats = [(each.prompt, each.tools) for each in preferences]
         after = self.answers(model, dataset.vocabulary, recipe, chats)
-        before = self._answers_before(dataset.vocabulary, recipe, chats)
+        before = self.answers_before(dataset.vocabulary, recipe, chats)
         shown = [
             [str(each.prompt[-1]["content"]), *answers]
-            for each, *answers in zip(preferences, before or [""] * len(after), after, strict=True)
+            for each, *answers in zip(preferences, before, after, strict=True)
         ]
         columns = ["prompt", "answer before training", "answer after training"]
         table = {"kind": "examples", "title": "Answers", "columns": columns, "rows": shown}
         return Evaluation(figures | self._baseline(seen.outcomes), [table], self._notes(seen.outcomes))
-
-    def _answers_before(self, vocabulary: Vocabulary, recipe: Recipe, chats: Sequence[Any]) -> list[str]:
-        if self.reference is None:
-            return []
-        with torch.no_grad(), self.reference() as start:
-            return self.answers(start, vocabulary, recipe, chats)
 
     def _baseline(self, outcomes: Sequence[Any]) -> dict[str, float]:
         """Return the share of pairs in % whose chosen answer is likelier per token under the start of training."""
