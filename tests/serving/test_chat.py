@@ -143,7 +143,9 @@ def test_a_chat_without_a_template_is_refused_with_the_way_out(tmp_path: Path) -
     asked: dict[str, Any] = {"model": "plain", "messages": MESSAGES[:1], "max_tokens": 3}
     with serving({"plain": run}) as server:
         client = server.client()
-        assert "chat" not in client.models.retrieve("plain").model_dump()["capabilities"]
+        listed = client.models.retrieve("plain").model_dump()
+        assert "chat" not in listed["capabilities"]
+        assert listed["answers"] == {}
         with pytest.raises(BadRequestError, match=r"has no chat template.*/v1/completions.*--chat-template FILE"):
             client.chat.completions.create(**asked)
         assert client.completions.create(model="plain", prompt="a", max_tokens=3).choices[0].text
@@ -151,6 +153,39 @@ def test_a_chat_without_a_template_is_refused_with_the_way_out(tmp_path: Path) -
         client = server.client()
         assert "chat" in client.models.retrieve("plain").model_dump()["capabilities"]
         assert client.chat.completions.create(**asked).choices[0].message.content is not None
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_template_of_its_own_for_tools(tmp_path: Path, inside: bool) -> None:
+    """As the transformers library, which chooses among named templates."""
+    default = "{% set x = 'a' %}{% for m in messages %}\n  {{ m.content }}\n{% endfor %}\n"
+    tools = "\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}  {{ messages[0].content }}  \n"
+    tokenizer = chatting_tokenizer()
+    tokenizer.save(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    templates = {"default": default, "tool_use": tools}
+    settings: dict[str, Any] = {"bos_token": "<bos>", "eos_token": "<eos>"}
+    if inside:
+        settings["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
+    else:
+        (tmp_path / "chat_template.jinja").write_text(default)
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(tools)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    ours = find_template(Tokenizer.load(tmp_path))
+    theirs: Any = PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<bos>", eos_token="<eos>", chat_template=templates
+    )
+    for given in (None, [FUNCTION]):
+        text = theirs.apply_chat_template(MESSAGES, tools=given, tokenize=False, add_generation_prompt=True)
+        assert ours.text(MESSAGES, tools=given) == text
+
+
+def test_a_template_that_cannot_be_read_is_no_chat(tmp_path: Path) -> None:
+    run = text_run(tmp_path, "linear", folder_of(tmp_path, "{% for %}", True))
+    model = ServedModel("broken", run, Limits())
+    assert not model.chats
+    assert (model.chat_problem or "").startswith("the chat template cannot be read")
 
 
 def test_a_chat_with_a_template_and_log_probabilities(tmp_path: Path) -> None:

@@ -282,4 +282,6 @@ def test_a_chat_in_a_browser(width: int, height: int, tmp_path: Path) -> None:
         tab.evaluate("draw(Object.assign(turn('assistant', 'x'), { text: '<img src=q onerror=hit=1> **b**' }), true)")
         assert tab.locator("#log img").count() == 0
         assert tab.locator("#log strong").last.text_content() == "b"
+        tab.evaluate("append(turn('assistant', 'x'), { delta: { reasoning_content: '<b>hm' } })")
+        assert tab.locator(".thought div").last.text_content() == "<b>hm"
         browser.close()

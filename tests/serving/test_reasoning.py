@@ -133,6 +133,13 @@ def test_reasoning_is_switched_by_variables_of_the_template(server: Running) -> 
     assert prompt_tokens(server, "granite", reasoning_effort="high") == len(granite.ids(MESSAGES, thinking=True))
 
 
+def test_models_tell_the_forms_of_their_answers(server: Running) -> None:
+    listed = {each.id: each.model_dump()["answers"] for each in server.client().models.list()}
+    assert listed["qwen3"] == {"reasoning": "think", "tools": "hermes"}
+    assert listed["harmony"] == {"reasoning": "harmony", "tools": "harmony"}
+    assert listed["gemma"] == {"reasoning": None, "tools": None}
+
+
 def test_what_the_template_does_not_read_is_named(server: Running) -> None:
     body = {"model": "plain", "messages": MESSAGES, "max_tokens": 1}
     more = {"reasoning_effort": "low", "enable_thinking": True, "chat_template_kwargs": {"mood": 1}}

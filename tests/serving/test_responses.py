@@ -9,14 +9,17 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import BadRequestError
+from openai import BadRequestError, NotFoundError
 from tests.serving.conftest import Running, serving
 from tests.serving.models import text_run
 from tests.serving.test_chat import folder_of
 from tests.serving.test_clients import ANSWER, LOOK
 from tests.serving.test_tools import MARKED_TEMPLATE
 
+from qkv.serving.errors import ApiError
 from qkv.serving.limits import Limits
+from qkv.serving.requests.chats import ChatMessage
+from qkv.serving.requests.conversations import Conversations
 
 TOOL = {"type": "function", **LOOK["function"]}  # type: ignore[dict-item]
 GREEDY: dict[str, Any] = {"model": "chat", "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -157,7 +160,7 @@ def test_an_answer_has_the_form_of_a_schema(server: Running) -> None:
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "none given; allowed: an image as",
         ),
-        ({"previous_response_id": "resp_1"}, "previous_response_id: 'resp_1' given, but this server does not"),
+        ({"conversation": "c"}, "conversation: 'c' given, but this server does not"),
         ({"tools": [{"type": "web_search"}]}, "a tool of the type 'web_search' given; allowed: function"),
         ({"extra_body": {"n": 2}}, "n: 2 given, but this server does not support it"),
         ({"max_output_tokens": 3000}, "with 3000 new ones exceed the limit of 2000"),
@@ -166,6 +169,42 @@ def test_an_answer_has_the_form_of_a_schema(server: Running) -> None:
 def test_one_sentence_for_what_cannot_be_answered(server: Running, change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BadRequestError, match=sentence):
         server.client().responses.create(**{"model": "chat", "input": "a", **change})
+
+
+def test_a_response_goes_on_from_an_earlier_one(server: Running) -> None:
+    client, asked = server.client(), {**GREEDY, "max_output_tokens": 5}
+    first: Any = client.responses.create(**asked, instructions="the fox", input="a")
+    assert (first.store, first.previous_response_id) == (True, None)
+    second: Any = client.responses.create(**asked, input="b", previous_response_id=first.id)
+    earlier = [{"role": "user", "content": "a"}, {"role": "assistant", "content": first.output_text}]
+    whole: Any = client.responses.create(**asked, input=[*earlier, {"role": "user", "content": "b"}], store=False)
+    assert (second.output_text, second.usage.input_tokens) == (whole.output_text, whole.usage.input_tokens)
+    assert second.previous_response_id == first.id
+    (*_, last) = client.responses.create(**asked, input="c", previous_response_id=second.id, stream=True)
+    third: Any = client.responses.create(**asked, input="d", previous_response_id=last.response.id)
+    assert third.usage.input_tokens > last.response.usage.input_tokens > second.usage.input_tokens
+    call: Any = client.responses.create(**SEEDED, input="a", tools=[TOOL], tool_choice="required")  # type: ignore[list-item]
+    result: Any = {"type": "function_call_output", "call_id": call.output[0].call_id, "output": "5"}
+    assert client.responses.create(**asked, input=[result], previous_response_id=call.id).output_text
+    for missing in ("resp_1", whole.id):
+        with pytest.raises(
+            NotFoundError, match=f"there is no response '{missing}'; this server keeps the latest 1,000"
+        ):
+            client.responses.create(**asked, input="b", previous_response_id=missing)
+
+
+def test_the_oldest_responses_are_forgotten() -> None:
+    message = ChatMessage(role="user", content="a" * 1000)
+    few, small = Conversations(most=2), Conversations(most_bytes=2500)
+    for conversations in (few, small):
+        for name in ("a", "b", "c"):
+            conversations.add(name, [message])
+        assert conversations.find("c") == (message,)
+        with pytest.raises(ApiError, match="there is no response 'a'"):
+            conversations.find("a")
+    small.add("d", [message] * 3)
+    with pytest.raises(ApiError):
+        small.find("d")
 
 
 def test_an_error_after_the_start_is_the_last_event(server: Running) -> None:

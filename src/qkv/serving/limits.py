@@ -22,6 +22,8 @@ MAX_TOOLS = 128
 """Maximum number of tools of a request."""
 COMPILED = 32
 """Number of latest compiled constraints that are cached per model."""
+MAX_RESPONSES, RESPONSE_BYTES = 1000, 64 * 2**20
+"""Maximum number of responses whose messages a server keeps, and of bytes of these messages."""
 UNREAD = 64
 """Maximum number of unread pieces per HTTP request; further pieces are joined to the last, so that no text is lost."""
 

@@ -12,21 +12,37 @@ TEMPLATE_FILE = "chat_template.jinja"
 """File with the template, beside ``tokenizer.json``."""
 
 
+FURTHER = "additional_chat_templates"
+"""Folder with further templates, one a file."""
+TOOL_USE = "tool_use"
+"""Name of the template of chats with tools."""
+
+
 def template_in(folder: Path, settings: Mapping[str, Any]) -> str | None:
     """Return the chat template of a folder, or None if it has none.
 
     The template is the content of ``chat_template.jinja``, else the entry ``chat_template`` of
-    ``tokenizer_config.json``. That entry is a string, or a list of named templates, of which "default" is used.
-    ``settings``: contents of ``tokenizer_config.json``. Raises ``UserError`` if the file cannot be read.
+    ``tokenizer_config.json``. That entry is a string, or a list of named templates, of which "default" is used, and
+    "tool_use" for chats with tools, which a file of ``additional_chat_templates`` may be too. ``settings``: contents of
+    ``tokenizer_config.json``. Raises ``UserError`` if a file cannot be read.
     """
-    file = folder / TEMPLATE_FILE
-    if file.is_file():
-        return read_template(file)
-    template = settings.get("chat_template")
-    if isinstance(template, list):
-        named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+    entry = settings.get("chat_template")
+    named = entry if isinstance(entry, list) else [{"name": "default", "template": entry}]
+    templates = {each.get("name"): each.get("template") for each in named if isinstance(each, dict)}
+    for name, file in (("default", folder / TEMPLATE_FILE), (TOOL_USE, folder / FURTHER / f"{TOOL_USE}.jinja")):
+        if file.is_file():
+            templates[name] = read_template(file)
+    default, tools = templates.get("default"), templates.get(TOOL_USE)
+    if not isinstance(default, str):
+        return None
+    return with_tools(default, tools) if isinstance(tools, str) else default
+
+
+def with_tools(default: str, tools: str) -> str:
+    """Return one template that renders chats with tools by the second of two, and others by the first."""
+    # A line break at the end of a template is not rendered, and one after a block neither.
+    texts = [f"{{{{ '' }}}}{text.removesuffix(chr(10))}{{{{ '' }}}}" for text in (tools, default)]
+    return f"{{% if tools %}}{texts[0]}{{% else %}}{texts[1]}{{% endif %}}"
 
 
 def read_template(file: Path) -> str:

@@ -125,15 +125,17 @@ def serve_command(
     with open_socket(host, port) as opened:
         service = _service(folders, limits.limits(), drafting, template)
         for name, model in service.models.items():
-            typer.echo(f"{name}: {', '.join(model.to_dict()['capabilities'])}{_without_chat(model)}")
+            typer.echo(f"{name}: {', '.join(model.to_dict()['capabilities'])}{_chats(model)}")
         serve(service, access, opened, patience, typer.echo)
 
 
-def _without_chat(model: ServedModel) -> str:
-    """Return a note for a model that cannot chat because it has no chat template; "" for other models."""
-    if not model.writes or model.chats or model.run.model.encoder is not None:
-        return ""
-    return "; no chat, since the model has no chat template (--chat-template FILE)"
+def _chats(model: ServedModel) -> str:
+    """Return a note on the chats of a model: what its answers have besides text, or why there are none; "" for none."""
+    if model.chat_problem is not None:
+        return f"; no chat, since {model.chat_problem}"
+    answers = model.to_dict()["answers"]
+    named = [name if name == "reasoning" else f"tools ({form})" for name, form in answers.items() if form]
+    return f"; chats with {' and '.join(named)}" if named else ""
 
 
 def _service(

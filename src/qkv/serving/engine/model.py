@@ -153,10 +153,23 @@ class ServedModel:
         ids = map(self.tokenizer.core.token_to_id, end_texts(self.template, self.answer_form))
         return tuple(index for index in ids if index is not None)
 
+    @cached_property
+    def chat_problem(self) -> str | None:
+        """Reason why a model that generates text after a prompt answers no chats; None if it does, or writes none."""
+        if not self.writes or self.run.model.encoder is not None:
+            return None
+        if self.tokenizer.chat_template is None:
+            return "the model has no chat template (--chat-template FILE)"
+        try:
+            find_template(self.tokenizer)
+        except UserError as error:
+            return str(error)
+        return None
+
     @property
     def chats(self) -> bool:
         """True if the model answers chats: it generates text, has no encoder, and has a chat template."""
-        return self.writes and self.run.model.encoder is None and self.tokenizer.chat_template is not None
+        return self.writes and self.run.model.encoder is None and self.chat_problem is None
 
     @cached_property
     def sizes(self) -> tuple[int, ...] | None:
@@ -185,8 +198,16 @@ class ServedModel:
             "max_model_len": self.most_tokens,
             "task": self.run.recipe.task.kind,
             "capabilities": [name for name, possible in can.items() if possible],
+            "answers": self._answers(),
             "defaults": self._defaults(),
         }
+
+    def _answers(self) -> dict[str, str | None]:
+        """Return the names of the forms of reasoning and tool calls in chats, None without; nothing without chats."""
+        if not self.chats:
+            return {}
+        form = self.answer_form
+        return {"reasoning": form.thinking and form.thinking.name, "tools": form.calls and form.calls.name}
 
     def _defaults(self) -> dict[str, Any]:
         """Return the default settings of requests, for the parameters that they leave out."""

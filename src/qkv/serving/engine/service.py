@@ -10,6 +10,7 @@ from qkv.serving.engine.metrics import Metrics
 from qkv.serving.engine.model import ServedModel
 from qkv.serving.errors import ApiError
 from qkv.serving.limits import Limits
+from qkv.serving.requests.conversations import Conversations
 from qkv.system.errors import nearest
 from qkv.system.openmp import release_team
 
@@ -21,6 +22,7 @@ class Service:
         self.models, self.limits = dict(models), limits
         self.weight_bytes = weight_bytes(network for model in models.values() for network in model.networks)
         """Bytes of the weights of all models; shared weights are counted once."""
+        self.conversations = Conversations()
         self.metrics = Metrics({name: model.worker for name, model in models.items()}, self.weight_bytes)
 
     def warm(self) -> Iterator[tuple[str, float]]:

@@ -98,8 +98,8 @@ def asked_to_chat(model: ServedModel, body: ChatBody, service: Service, layout: 
         spans, inputs = model.read_pictures(body.pictures)
         ids = model.chat_prompt(messages, variables, "", spans)
         end = model.prompt_end(ids)
-        closing = form.thinking.closing(end, call=bool(begin)) if form.thinking and structure else ""
-        opening = closing + begin
+        constrained = form.thinking is not None and structure is not None and not body.continues
+        opening = (form.thinking.closing(end, call=bool(begin)) if form.thinking and constrained else "") + begin
         if opening:
             ids = model.chat_prompt(messages, variables, opening, spans)
         requests = model.requests(ids, body, most_new, structure, inputs, model.chat_ends)
@@ -108,6 +108,8 @@ def asked_to_chat(model: ServedModel, body: ChatBody, service: Service, layout: 
 
     def reader() -> AnswerReader:
         answer_reader = form.reader(end, body.usable or (), 1 if body.parallel_tool_calls is False else None)
+        if body.continues and form.thinking is not None:
+            answer_reader.begin(form.thinking.header)
         answer_reader.begin(body.start + opening)
         return answer_reader
 

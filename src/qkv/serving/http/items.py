@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from qkv.serving.errors import ApiError
@@ -111,10 +111,14 @@ class Output:
 
 
 class ResponseLayout(AnswerLayout):
-    """Format of one response. echo: fields of the request that are repeated in it."""
+    """Format of one response."""
 
-    def __init__(self, echo: Mapping[str, Any]):
+    def __init__(self, echo: Mapping[str, Any], keep: Callable[[str, list[dict[str, Any]]], None] | None = None):
+        """``echo``: fields of the request that are repeated in the response. keep: function that keeps the output items
+        of a response by its id, or None.
+        """
         self._echo, self._id, self._created = echo, f"resp_{uuid.uuid4().hex}", int(time.time())
+        self._keep = keep
 
     def whole(self, request: AskedTexts, texts: Sequence[Written]) -> dict[str, Any]:
         (written,), output = texts, Output()
@@ -153,7 +157,11 @@ class ResponseLayout(AnswerLayout):
     def _response(
         self, request: AskedTexts, status: str, output: Output, written: int | None, error: ApiError | None = None
     ) -> dict[str, Any]:
-        """Build the response object. written: number of generated tokens; None at the start of a stream."""
+        """Build the response object, and keep it if it is complete. written: number of generated tokens; None at the
+        start of a stream.
+        """
+        if self._keep is not None and status in ("completed", "incomplete"):
+            self._keep(self._id, output.items)
         return {
             "id": self._id,
             "object": "response",

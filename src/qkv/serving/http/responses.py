@@ -1,10 +1,10 @@
-"""``/v1/responses``: chats in the format of OpenAI's Responses API, without state between two requests."""
+"""``/v1/responses``: chats in the format of OpenAI's Responses API, which go on from earlier responses."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -45,7 +45,8 @@ def _messages(value: Any) -> Any:
             continue
         _add(messages, item, kind)
         if thoughts and messages[-1].get("role") == "assistant":
-            messages[-1]["reasoning_content"], thoughts = thoughts, ""
+            messages[-1]["reasoning_content"] = thoughts
+        thoughts = ""  # reasoning belongs to the item after it
     return tuple(_message(place, each) for place, each in enumerate(messages))
 
 
@@ -140,7 +141,7 @@ class ResponsesBody(GenerationBody):
     enable_thinking: bool | None = None
     reasoning_effort: str | None = None
     n: Annotated[Any, BeforeValidator(only(1))] = None
-    previous_response_id: Neutral = None
+    previous_response_id: str | None = None
     conversation: Neutral = None
     prompt: Neutral = None
     background: Annotated[Any, BeforeValidator(only(False))] = None
@@ -158,11 +159,13 @@ class ResponsesBody(GenerationBody):
         """True if log-probabilities are part of the answer."""
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
-    def to_chat(self) -> ChatBody:
-        """Convert the body to that of an equivalent chat. Raises ``SpecError``."""
+    def to_chat(self, earlier: Sequence[ChatMessage] = ()) -> ChatBody:
+        """Convert the body to that of an equivalent chat. earlier: messages up to the previous response. Raises
+        ``SpecError``.
+        """
         fields = {name: getattr(self, name) for name in (*GenerationBody.model_fields, *_SHARED)}
         first = [] if self.instructions is None else [ChatMessage(role="system", content=self.instructions)]
-        fields |= {"messages": (*first, *self.input), "max_completion_tokens": self.max_output_tokens}
+        fields |= {"messages": (*first, *earlier, *self.input), "max_completion_tokens": self.max_output_tokens}
         if self.scored:
             fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
         if self.text is not None and self.text.format is not None:
@@ -170,6 +173,11 @@ class ResponsesBody(GenerationBody):
         if self.reasoning is not None:
             fields["reasoning_effort"] = self.reasoning.effort or self.reasoning_effort
         return ChatBody.parse({**fields, "stream_options": None})
+
+    @property
+    def keeps(self) -> bool:
+        """True if later requests may go on from the response."""
+        return self.store is not False
 
     def echo(self) -> dict[str, Any]:
         """Return the fields of the request that are repeated in its response."""
@@ -184,8 +192,8 @@ class ResponsesBody(GenerationBody):
             "tools": tools,
             "text": {"format": self.text.said if self.text is not None else {"type": "text"}},
             "reasoning": {"effort": self.reasoning and self.reasoning.effort, "summary": None},
-            "previous_response_id": None,
-            "store": False,
+            "previous_response_id": self.previous_response_id,
+            "store": self.keeps,
             "background": False,
             "truncation": "disabled",
         }
@@ -199,7 +207,12 @@ async def responses(http: HttpRequest, service: Service) -> Response:
     """Answer ``POST /v1/responses``: the next output items of a chat."""
     body = await read_body(http, ResponsesBody, service.limits)
     model = writer(service, body.model)
-    layout = ResponseLayout(body.echo())
-    texts = await asyncio.to_thread(lambda: asked_to_chat(model, body.to_chat(), service, layout))
+    earlier = service.conversations.find(body.previous_response_id) if body.previous_response_id else ()
+
+    def keep(name: str, items: list[dict[str, Any]]) -> None:
+        service.conversations.add(name, (*earlier, *body.input, *_messages(items)))
+
+    layout = ResponseLayout(body.echo(), keep if body.keeps else None)
+    texts = await asyncio.to_thread(lambda: asked_to_chat(model, body.to_chat(earlier), service, layout))
     http.state.ignored += texts.ignored
     return await answer(http, texts)

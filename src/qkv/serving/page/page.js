@@ -262,13 +262,25 @@ function figures(found) {
 function append(place, choice) {
   const talk = choice.delta !== undefined, text = talk ? choice.delta.content || "" : choice.text, scores = choice.logprobs;
   place.text += text;
+  if (talk && choice.delta.reasoning_content) thought(place, choice.delta.reasoning_content);
   if (scores) {
     if (!place.spans) { place.spans = document.createElement("span"); place.body.classList.add("plain"); place.body.replaceChildren(place.spans); }
     if (talk) for (const each of scores.content) place.spans.append(scored(each.token, each.logprob, each.top_logprobs.map((one) => [one.token, one.logprob])));
     else scores.tokens.forEach((token, i) => place.spans.append(scored(token, scores.token_logprobs[i], Object.entries(scores.top_logprobs[i]))));
   } else if (place.spans) place.spans.append(text);
   draw(place, false);
-  return text;
+  return text || choice.delta?.reasoning_content;
+}
+function thought(place, text) {
+  if (!place.thought) {
+    const fold = document.createElement("details"), title = document.createElement("summary");
+    place.thought = document.createElement("div");
+    title.textContent = "Reasoning";
+    fold.className = "thought";
+    fold.append(title, place.thought);
+    place.body.before(fold);
+  }
+  place.thought.append(text);
 }
 function draw(place, now) {
   if (!place.spans && (now || performance.now() - place.drawn > 80)) { // not at each token: the whole text is parsed

@@ -44,10 +44,15 @@ class ThinkingForm:
         match = self._opened.search(prompt)
         return match[0] if match else ""
 
+    @property
+    def header(self) -> str:
+        """Text before the content of every answer: the channel, or nothing."""
+        return "<|channel|>final<|message|>" if self.channels else ""
+
     def closing(self, prompt: str, call: bool = False) -> str:
         """Return what follows a prompt so that content, or a ``call``, begins without further reasoning."""
         if self.channels:
-            return "" if call or self.opening(prompt) else "<|channel|>final<|message|>"
+            return "" if call or self.opening(prompt) else self.header
         opening = self.opening(prompt)
         return f"\n{self.end}\n\n" if opening and self.end not in opening else ""
 

@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from qkv.system.errors import UserError
+from qkv.tokenizers.chat import TOOL_USE, with_tools
 from qkv.tokenizers.gguf.file import Header, header
 from qkv.tokenizers.gguf.words import (
     ADD_BOS,
@@ -54,8 +55,10 @@ def ends_of(file: Path) -> tuple[int, ...]:
 
 def template_of(file: Path) -> str | None:
     """Return the chat template of a GGUF file; None if it has none."""
-    template = header(file).values.get(CHAT)
-    return template if isinstance(template, str) else None
+    template, tools = (header(file).values.get(key) for key in (CHAT, f"{CHAT}.{TOOL_USE}"))
+    if not isinstance(template, str):
+        return None
+    return with_tools(template, tools) if isinstance(tools, str) else template
 
 
 def tokenizer_of(file: Path) -> tuple[str, dict[str, str]]:
