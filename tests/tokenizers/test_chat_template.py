@@ -14,6 +14,7 @@ from qkv.spec import tokenizers as spec
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.model import Text
 from qkv.system.errors import UserError
+from qkv.tokenizers.chat import with_tools
 from qkv.tokenizers.convert import convert_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
@@ -46,11 +47,14 @@ def test_copies_of_a_tokenizer_keep_it(tmp_path: Path) -> None:
     assert train(spec.Bytes(), []).chat_template is None
 
 
+NAMED = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
+
+
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [
         ({"chat_template": "one"}, "one"),
-        ({"chat_template": [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]}, "b"),
+        ({"chat_template": NAMED}, with_tools("b", "a")),
         ({"chat_template": [{"name": "tool_use", "template": "a"}]}, None),
         ({"chat_template": 3}, None),
         ({}, None),

@@ -22,16 +22,22 @@ def template_in(folder: Path, settings: Mapping[str, Any]) -> str | None:
     """Return the chat template of a folder, or None if it has none.
 
     The template is the content of ``chat_template.jinja``, else the entry ``chat_template`` of
-    ``tokenizer_config.json``. That entry is a string, or a list of named templates, of which "default" is used, and
-    "tool_use" for chats with tools, which a file of ``additional_chat_templates`` may be too. ``settings``: contents of
-    ``tokenizer_config.json``. Raises ``UserError`` if a file cannot be read.
+    ``tokenizer_config.json``, a string or a list of named templates, of which "default" is used. Chats with tools have
+    the template "tool_use", if there is one: a file of ``additional_chat_templates``, else an entry of that list.
+    ``settings``: contents of ``tokenizer_config.json``. Raises ``UserError`` if a file cannot be read.
     """
     entry = settings.get("chat_template")
     named = entry if isinstance(entry, list) else [{"name": "default", "template": entry}]
     templates = {each.get("name"): each.get("template") for each in named if isinstance(each, dict)}
-    for name, file in (("default", folder / TEMPLATE_FILE), (TOOL_USE, folder / FURTHER / f"{TOOL_USE}.jinja")):
-        if file.is_file():
-            templates[name] = read_template(file)
+    file, further = folder / TEMPLATE_FILE, folder / FURTHER / f"{TOOL_USE}.jinja"
+    if file.is_file():
+        templates = {"default": read_template(file)}
+        templates |= {TOOL_USE: read_template(further)} if further.is_file() else {}
+    return named_template(templates)
+
+
+def named_template(templates: Mapping[Any, Any]) -> str | None:
+    """Return one template for the named ones of a tokenizer; None without a text named "default"."""
     default, tools = templates.get("default"), templates.get(TOOL_USE)
     if not isinstance(default, str):
         return None

@@ -8,6 +8,7 @@ from typing import Any
 import tokenizers
 
 from qkv.system.errors import UserError
+from qkv.tokenizers.chat import named_template
 from qkv.tokenizers.tokenizer import Tokenizer
 
 
@@ -23,8 +24,8 @@ def convert_tokenizer(source: Any) -> Tokenizer:
     core = getattr(source, "backend_tokenizer", source)
     if isinstance(core, tokenizers.Tokenizer):
         template = getattr(source, "chat_template", None)
-        copied = tokenizers.Tokenizer.from_str(core.to_str())
-        return Tokenizer(copied, chat_template=template if isinstance(template, str) else None)
+        named = template if isinstance(template, dict) else {"default": template}
+        return Tokenizer(tokenizers.Tokenizer.from_str(core.to_str()), chat_template=named_template(named))
     attribute = getattr(source, "tokenizer", None)
     if isinstance(attribute, Tokenizer):
         return attribute

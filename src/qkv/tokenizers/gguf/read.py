@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from qkv.system.errors import UserError
-from qkv.tokenizers.chat import TOOL_USE, with_tools
+from qkv.tokenizers.chat import TOOL_USE, named_template
 from qkv.tokenizers.gguf.file import Header, header
 from qkv.tokenizers.gguf.words import (
     ADD_BOS,
@@ -55,10 +55,8 @@ def ends_of(file: Path) -> tuple[int, ...]:
 
 def template_of(file: Path) -> str | None:
     """Return the chat template of a GGUF file; None if it has none."""
-    template, tools = (header(file).values.get(key) for key in (CHAT, f"{CHAT}.{TOOL_USE}"))
-    if not isinstance(template, str):
-        return None
-    return with_tools(template, tools) if isinstance(tools, str) else template
+    values = header(file).values
+    return named_template({"default": values.get(CHAT), TOOL_USE: values.get(f"{CHAT}.{TOOL_USE}")})
 
 
 def tokenizer_of(file: Path) -> tuple[str, dict[str, str]]:
