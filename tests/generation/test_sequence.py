@@ -16,6 +16,7 @@ NUMBER = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs":
 PARTS: list[list[Any]] = [
     ["call<|sep|>f\n", {"schema": {**NUMBER, "required": ["a"]}}],
     ['<"g">', {"until": "</x>"}, {"maybe": ["b=", {"any": ["one", "two"]}, ";"]}, "end"],
+    ["h", {"until": "<|sep|>"}, "end"],
 ]
 
 
@@ -29,6 +30,8 @@ PARTS: list[list[Any]] = [
         ('<"g"></x>b=two;end', True),
         ('<"g"></x>b=three;end', False),
         ('<"g">text end', False),
+        ("hany <b><|sep|>end", True),
+        ("hany <b>end", False),
     ],
 )
 def test_a_text_is_one_of_the_alternatives(text: str, possible: bool) -> None:

@@ -159,6 +159,21 @@ GEMMA = (
 )
 """Neither tools nor reasoning; turns end with a token of their own."""
 
+GEMMA4 = (
+    "{% macro value(x) %}{% if x is string %}{{ '<|\"|>' + x + '<|\"|>' }}{% else %}{{ x | tojson }}{% endif %}"
+    "{% endmacro %}{{ bos_token }}{% if tools %}{{ '<|tool>' + (tools | tojson) + '<tool|>' }}{% endif %}"
+    "{% for m in messages %}{{ '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\\n' }}"
+    "{% set content = m.content or '' %}{% if '<channel|>' in content %}"
+    "{% set content = content.split('<channel|>')[-1] %}{% endif %}{{ content | trim }}"
+    "{% for c in m.tool_calls or [] %}{{ '<|tool_call>call:' + c.function.name + '{' }}"
+    "{% for k, v in c.function.arguments | items %}{{ k + ':' + value(v) }}{% if not loop.last %}{{ ',' }}{% endif %}"
+    "{% endfor %}{{ '}<tool_call|>' }}{% endfor %}{{ '<turn|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|turn>model\\n' }}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '<|channel>thought\\n<channel|>' }}{% endif %}"
+    "{% endif %}"
+)
+"""Strings between tokens; reasoning in a channel, dropped in earlier turns (Gemma 4)."""
+
 STYLES = {
     "plain": PLAIN,
     "qwen3": QWEN3,
@@ -172,11 +187,13 @@ STYLES = {
     "granite": GRANITE,
     "pythonic": PYTHONIC,
     "gemma": GEMMA,
+    "gemma4": GEMMA4,
 }
 """Template of each style."""
 TOKENS = (
     *("<|im_start|>", "<|im_end|>", "<｜User｜>", "<｜Assistant｜>", "<|eot_id|>", "<|eot|>", "<end_of_turn>"),
     *("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>", "<|constrain|>", "[INST]"),
+    *("<turn|>", '<|"|>'),
     *("[/INST]", "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "<|tool_call|>", "<|end_of_text|>"),
     *(
         "<｜tool▁calls▁begin｜>",

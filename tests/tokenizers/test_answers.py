@@ -108,8 +108,10 @@ FORMS = {
     "granite": ("granite", "granite", History()),
     "pythonic": (None, "python", History()),
     "gemma": (None, None, History()),
+    "gemma4": ("gemma", "gemma", History("content")),
 }
 ENDS = {"glm": (), "llama3": ("<|eot_id|>",), "pythonic": ("<|eot|>",), "gemma": ("<end_of_turn>",)}
+ENDS |= {"gemma4": ("<turn|>",)}
 ENDS |= {"harmony": ("<|return|>", "<|call|>"), "granite": ("<|end_of_text|>",)}
 ENDS |= dict.fromkeys(("plain", "qwen3", "coder"), ("<|im_end|>",))
 
@@ -157,6 +159,7 @@ CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
         ("granite", "", "<think>a</think><response>b\n</response>\n", "a", "b\n", 0),
         ("granite", "", "<think>a</think>\n<response>\nb", "a", "b", 0),
         ("command", "", "<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>", "a", "b", 0),
+        ("gemma", "", "<|channel>thought\na\n<channel|>b", "a", "b", 0),
         ("sentences", "", "Here is my thought process: a\n\nHere is my response: b", "a", "b", 0),
         ("harmony", "<|start|>assistant", HARMONY_ANSWER, "Two, or\nthree?", "Let me see.", 1),
         ("harmony", "<|start|>assistant", "<|channel|>final<|message|>It is.", "", "It is.", 0),

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Parts = Sequence[Any]
+_ANY = r"/(.|\n)*/"
+"""Expression of any text."""
 
 
 def sequence_grammar(
@@ -54,8 +56,10 @@ class _Rules:
         ((kind, content),) = part.items()
         if kind == "schema":
             return self.name(f"%json {self._schema(content)}")
+        if kind == "until" and content in self._specials:
+            return f"{self.name(_ANY)} {self._text(content)}"
         if kind == "until":
-            return self.name(r"/(.|\n)*/", f"[suffix={_quoted(content)}]")
+            return self.name(_ANY, f"[suffix={_quoted(content)}]")
         if kind == "any":
             return self.name(" | ".join(map(_quoted, content)))
         return f"({self.parts(content)})?"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from qkv.spec.register import Register
@@ -107,3 +107,32 @@ def properties(schema: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], boo
     needed = schema.get("required", ())
     named = [(name, {**shared, **part}, name in needed) for name, part in schema.get("properties", {}).items()]
     return sorted(named, key=lambda each: not each[2])
+
+
+def argument_parts(
+    schema: Mapping[str, Any],
+    between: str,
+    equals: str,
+    value: Callable[[Mapping[str, Any]], list[Any]] = lambda each: [{"schema": each}],
+) -> list[Any]:
+    """Return the parts of named arguments: the required ones, then the optional ones; all of them if none is required.
+
+    between, equals: texts between two arguments, and between a name and its value. value: function that returns the
+    parts of a value from its schema; default: JSON.
+    """
+    named = properties(schema)
+    parts = list[Any]()
+    for place, (key, each, needed) in enumerate(named):
+        one = [f"{between if place else ''}{key}{equals}", *value(each)]
+        parts += one if needed or not named[0][2] else [{"maybe": one}]
+    return parts
+
+
+def text_parts(schema: Mapping[str, Any], end: str) -> list[Any] | None:
+    """Return the parts of a string that is written plainly before ``end``, which is included: any text, or one of the
+    strings that the schema names. None if the schema allows other values.
+    """
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    if values and all(isinstance(each, str) for each in values):
+        return [{"any": values}, end]
+    return [{"until": end}] if schema.get("type") == "string" and not values else None

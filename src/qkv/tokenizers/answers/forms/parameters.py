@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qkv.tokenizers.answers.calls import Call, CallForm, Demand, Schemas, properties, register
+from qkv.tokenizers.answers.calls import Call, CallForm, Demand, Schemas, properties, register, text_parts
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,7 @@ class ParameterCalls(CallForm):
         parts: list[Any] = [f"{self.head[0]}{name}{self.head[1]}"]
         for key, each, needed in properties(schema):
             begin, after = f"{self.key[0]}{key}{self.key[1]}", self.key[2]
-            plain = _is_text(each) and not _choices(each)
-            value = [{"until": after}] if plain else [_choices(each) or {"schema": each}, after]
+            value = text_parts(each, after) or [{"schema": each}, after]
             parts += [begin, *value] if needed else [{"maybe": [begin, *value]}]
         return [*parts, self.tail]
 
@@ -94,18 +93,8 @@ def _loose(text: str) -> str:
     return f"{before}{inner}{after}"
 
 
-def _is_text(schema: Mapping[str, Any] | None) -> bool:
-    return bool(schema) and (schema.get("type") == "string" or bool(_choices(schema)))
-
-
-def _choices(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the part of a value that is one of several strings; None for another schema."""
-    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    return {"any": values} if values and all(isinstance(each, str) for each in values) else None
-
-
 def _value(text: str, schema: Mapping[str, Any] | None) -> Any:
-    if _is_text(schema):
+    if schema and text_parts(schema, ""):
         return text
     try:
         return json.loads(text)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qkv.tokenizers.answers.calls import Call, CallForm, Demand, Schemas, properties, register
+from qkv.tokenizers.answers.calls import Call, CallForm, Demand, Schemas, argument_parts, register
 
 _WORDS = {"true": True, "false": False, "null": None}
 """Literals of JSON, which models write in Python too."""
@@ -49,18 +49,8 @@ class PythonCalls(CallForm):
     def demand(self, schemas: Schemas) -> Demand:
         """Return the parts of a call of each function, with values as JSON, which ``read`` takes too."""
         begin, end = ("[", "]") if self.listed else ("", "")
-        calls = [[f"{begin}{name}(", *_parts(schema), f"){end}"] for name, schema in schemas.items()]
+        calls = [[f"{begin}{name}(", *argument_parts(schema, ", ", "="), f"){end}"] for name, schema in schemas.items()]
         return Demand("sequence", calls)
-
-
-def _parts(schema: Mapping[str, Any]) -> list[Any]:
-    """Return the arguments of a call: the required ones, then the optional ones; all of them if none is required."""
-    named = properties(schema)
-    parts = list[Any]()
-    for place, (key, each, needed) in enumerate(named):
-        one = [f"{', ' if place else ''}{key}=", {"schema": each}]
-        parts += one if needed or not named[0][2] else [{"maybe": one}]
-    return parts
 
 
 def _call(node: ast.expr) -> Call:
