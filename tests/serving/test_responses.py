@@ -180,7 +180,8 @@ def test_a_response_goes_on_from_an_earlier_one(server: Running) -> None:
     whole: Any = client.responses.create(**asked, input=[*earlier, {"role": "user", "content": "b"}], store=False)
     assert (second.output_text, second.usage.input_tokens) == (whole.output_text, whole.usage.input_tokens)
     assert second.previous_response_id == first.id
-    (*_, last) = client.responses.create(**asked, input="c", previous_response_id=second.id, stream=True)
+    events: list[Any] = list(client.responses.create(**asked, input="c", previous_response_id=second.id, stream=True))
+    last = events[-1]
     third: Any = client.responses.create(**asked, input="d", previous_response_id=last.response.id)
     assert third.usage.input_tokens > last.response.usage.input_tokens > second.usage.input_tokens
     call: Any = client.responses.create(**SEEDED, input="a", tools=[TOOL], tool_choice="required")  # type: ignore[list-item]
