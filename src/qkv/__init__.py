@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from qkv.api.functions import load as load
     from qkv.api.functions import predict as predict
     from qkv.api.functions import quantize as quantize
+    from qkv.api.functions import show as show
     from qkv.api.functions import swap as swap
     from qkv.api.functions import train as train
     from qkv.api.functions import write_fixtures as write_fixtures
@@ -90,6 +91,7 @@ _HOMES = {
     "save": "qkv.runs.storage.save",
     "rerank": "qkv.runs.inference.rerank",
     "search": "qkv.runs.inference.search",
+    "show": "qkv.api.functions",
     "swap": "qkv.api.functions",
     "train": "qkv.api.functions",
     "write_fixtures": "qkv.api.functions",

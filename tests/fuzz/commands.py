@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -81,6 +82,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "search published": ("hf", "text.txt", "the fox"),
     "rerank": ("lm", "the fox", "a dog", "text"),
     "rerank published": ("hf", "the fox", "--data", "text.txt"),
+    "show": ("chats.jsonl", "--from", "lm", "--chat-template", "chat.jinja", "--out", "out.html"),
     "cost": ("tiny.yaml",),
     "why": ("tiny.yaml",),
     "load": ("hf",),
@@ -124,6 +126,9 @@ def make(folder: Path) -> None:
     (folder / "text.txt").write_text(TEXT)
     (folder / "tiny.yaml").write_text(RECIPE)
     write_tables(folder)
+    turns = [{"role": role, "content": "the fox"} for role in ("user", "assistant")]
+    (folder / "chats.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    (folder / "chat.jinja").write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
     from qkv.cli.main import main
 
     with quiet(folder / "made.log"):

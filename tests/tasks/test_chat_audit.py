@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qkv.system.errors import UserError
-from qkv.tasks.chats.audit import ChatAudit, Cut, audit_conversations
+from qkv.tasks.chats.audit import ChatAudit, ChatCut, audit_conversations, fitting
 from qkv.tokenizers.chat_targets import EncodedChat
 
 START = 1
@@ -38,24 +38,41 @@ def test_counts_are_those_by_hand() -> None:
     assert counts.untaught == (4,)
     assert counts.lengths == (8, 10, 4, 4, 8)
     assert counts.quantiles == {"minimum": 4, "median": 8, "90 %": 10, "99 %": 10, "maximum": 10}
-    assert counts.cut == Cut()
+    assert counts.cut == ChatCut()
     assert counts.headline == "11 of 34 tokens are targets; 1 row has none; the end is a target in 4 of 5 answers"
     counts.check()
 
 
 def test_truncation_is_counted_by_hand() -> None:
-    """After four tokens: "tttm" of row 1, "tmcmtt" of row 2, nothing of row 4, "mttt" of row 5."""
-    counts = audit(4)
-    assert counts.cut == Cut(texts=3, tokens=4 + 6 + 4, targets=3 + 3 + 3, answers=1 + 2 + 1, rows=(1,))
-    assert any("3 texts of 5 are longer than 4 tokens" in sentence for sentence in counts.warnings)
-    assert any("of 1 row no target is left: row 1" in sentence for sentence in counts.warnings)
-    assert audit(5).cut.rows == ()
+    """Of at most six tokens, no answer of row 1 and of the last text ends; row 2 keeps "mcmtt"."""
+    counts = audit(6)
+    assert counts.cut == ChatCut(texts=3, tokens=8 + 5 + 8, targets=3 + 2 + 3, answers=3, rows=(1,))
+    assert (
+        "3 texts of 5 are longer than 6 tokens; what comes after the last answer that fits is left out: "
+        "21 tokens with 8 targets, and 3 answers"
+    ) in counts.warnings
+    assert "of 1 row truncation leaves no target: row 1" in counts.warnings
+    assert audit(8).cut == ChatCut(texts=1, tokens=5, targets=2, answers=1)
 
 
-def test_an_end_before_the_limit_is_not_cut() -> None:
-    """Of "ttc", the answer ends before the limit of two; of "ttt", after it."""
-    counts = audit_conversations("x", {1: [text("ttc", 1, 1)], 2: [text("ttt", 1, 1)]}, 2)
-    assert (counts.cut.targets, counts.cut.answers) == (1, 1)
+@pytest.mark.parametrize(
+    ("pattern", "length", "kept"),
+    [("mcttm", 5, 5), ("mcttm", 4, 4), ("mcttm", 3, 0), ("mttmtt", 5, 3), ("mttmtt", 3, 3), ("mttmtt", 2, 0)],
+)
+def test_a_text_is_cut_after_an_answer(pattern: str, length: int, kept: int) -> None:
+    assert fitting(text(pattern, 1, 1), length) == kept
+    assert fitting(text(pattern, 1, 1), length, everything=True) == min(length, len(pattern))
+
+
+def test_everything_is_cut_at_the_limit() -> None:
+    counts = audit_conversations("x", {1: [text("mttttt", 1, 1)]}, 4, everything=True)
+    assert counts.cut == ChatCut(texts=1, tokens=2, targets=2, answers=1)
+
+
+def test_the_summary_names_no_row() -> None:
+    assert audit(6).summary[0] == audit(6).headline
+    assert not any("row 1" in sentence or "row 4" in sentence for sentence in audit(6).summary[1:])
+    assert sum("longer than 6" in sentence for sentence in audit(6).summary) == 1
 
 
 def test_what_teaches_nothing_is_refused() -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from qkv.generation.decode.speculate import Speculator
     from qkv.lens.fixtures import Fixtures
     from qkv.models.transformer import Transformer
+    from qkv.runs.chats.shown import ShownChats
     from qkv.runs.evaluation import Figures
     from qkv.runs.export import Exported
     from qkv.runs.quantize import QuantizedRun
@@ -587,3 +588,35 @@ def cost(
     from qkv.api.models import find_model
 
     return find_model(spec, overrides).cost(batch_size, length, precision, source_length)
+
+
+@with_usual_settings
+def show(
+    data: Any,
+    start: str | Path,
+    rows: Sequence[int] = (),
+    learn: str | None = None,
+    length: int | None = None,
+    chat_template: str | None = None,
+    **columns: str,
+) -> ShownChats:
+    """Show what a model would learn from conversations, such as ``show("chat.jsonl", start="my-checkpoint")``: the kind
+    of every token (context, target, or mark of the template), counts, lengths, what truncation would cut, unusable
+    rows.
+
+    ``data``: file or data in memory, as for ``train``, of conversations, or of preferences. ``start``: run, published
+    folder, GGUF file or name, of which only tokenizer, template and sizes are read. ``rows``: numbers of the rows to
+    show, from 1. ``learn``: "answers", the default, "last" or "everything". ``length``: maximum tokens of a text, by
+    default the context length. ``chat_template``: text of a Jinja template that replaces the model's. ``columns``:
+    column of each role.
+
+    The result holds the counts (``audit``) and the tokens (``texts``); ``page()`` is an HTML page, and notebooks show
+    the counts as tables. Raises ``UserError``, also if nothing would be learned.
+    """
+    from qkv.runs.chats.show import show_chats
+
+    settings: dict[str, Any] = {"rows": rows, "learn": learn, "length": length, "chat_template": chat_template}
+    if not is_given(data):
+        return show_chats(str(data), str(start), columns=columns, **settings)
+    with temporary_file(data, running=False) as source:
+        return show_chats(source, str(start), columns=columns, name="the data", **settings)

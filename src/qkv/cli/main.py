@@ -49,6 +49,7 @@ ROOMS = {
         "rerank": "Order documents by their relevance to a query.",
     },
     "inspection": {
+        "show": "Show what is learned from conversations: every token as context, target or template, and the counts.",
         "cost": "Estimate parameters, FLOPs, memory and time of a model.",
         "bench": "Measure a model on this machine: tokens per second, first token, memory limit.",
         "why": "Show which implementation of each operation runs here, why, and its speedup.",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
 
 from qkv.cli.shared.verbs import column_names
-from qkv.spec.processors import processor_roles
+from qkv.spec.processors import Role, processor_roles
 
 _COLUMN = "COLUMN"
 _OF_TASKS = {
@@ -49,6 +50,14 @@ def input_options() -> dict[str, Any]:
     return {
         name: _option("VALUE|COLUMN", f"Input of {role.values or name}; with --data, their column.")
         for name, role in processor_roles().items()
+    }
+
+
+def role_options(roles: Iterable[Role]) -> dict[str, Any]:
+    """Return the annotation of the option that names the column of each of the ``roles``, by name."""
+    return {
+        role.name: _option(*_OF_TASKS.get(role.name, (_COLUMN, f"Column of {role.values or role.name}.")))
+        for role in roles
     }
 
 

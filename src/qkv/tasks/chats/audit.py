@@ -23,11 +23,11 @@ _SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Loss by truncation of texts to their first ``ChatAudit.length`` tokens.
+class ChatCut:
+    """Loss by truncation of texts of more than ``ChatAudit.length`` tokens, see ``fitting``.
 
-    texts: number of longer texts.   tokens, targets: tokens and targets after the limit.   answers: answers whose last
-    token is cut off.   rows: numbers of the rows of which no target is left.
+    texts: number of longer texts.   tokens, targets, answers: removed tokens, targets and answers.   rows: numbers of
+    the rows of which no target is left.
     """
 
     texts: int = 0
@@ -63,7 +63,7 @@ class ChatAudit:
     has_start: bool
     untaught: tuple[int, ...]
     lengths: tuple[int, ...]
-    cut: Cut
+    cut: ChatCut
 
     @property
     def texts(self) -> int:
@@ -96,15 +96,21 @@ class ChatAudit:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences on what is probably not intended: rows without targets, unlearned ends, double starts, cuts."""
+        none = f"{_have(len(self.untaught))} no target: {_listed(self.untaught)}"
+        left = f"of {counted(len(self.cut.rows), 'row')} truncation leaves no target: {_listed(self.cut.rows)}"
+        return ((none,) if self.untaught else ()) + self._facts() + ((left,) if self.cut.rows else ())
+
+    def _facts(self) -> tuple[str, ...]:
+        """Return the warnings that name no row."""
         ends = f"{self.answers - self.ends:,} of {counted(self.answers, 'answer')} teach no end, so the model may go on"
         doubles = f"{counted(self.double_starts, 'text')} of {self.texts:,} begin with two start tokens"
-        pairs = [
-            (self.untaught, f"{_have(len(self.untaught))} no target: {_listed(self.untaught)}"),
-            (self.ends < self.answers, ends),
-            (self.double_starts, doubles),
-            (self.cut.texts, self._cuts()),
-        ]
+        pairs = [(self.ends < self.answers, ends), (self.double_starts, doubles), (self.cut.texts, self._cuts())]
         return tuple(sentence for condition, sentence in pairs if condition)
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """Sentences for the log of a training, which name no row, since splits have other numbers than the file."""
+        return (self.headline, *self._facts(), *self.notes)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -118,11 +124,10 @@ class ChatAudit:
 
     def _cuts(self) -> str:
         cut = self.cut
-        rows = f"; of {counted(len(cut.rows), 'row')} no target is left: {_listed(cut.rows)}" if cut.rows else ""
-        texts = f"{counted(cut.texts, 'text')} of {self.texts:,} {'is' if cut.texts == 1 else 'are'} longer"
         return (
-            f"{texts} than {self.length:,} tokens; truncation removes {counted(cut.tokens, 'token')}, of which "
-            f"{cut.targets:,} are targets, and the end of {counted(cut.answers, 'answer')}{rows}"
+            f"{counted(cut.texts, 'text')} of {self.texts:,} {_be(cut.texts)} longer than {self.length:,} tokens; what "
+            f"comes after the last answer that fits is left out: {counted(cut.tokens, 'token')} with "
+            f"{counted(cut.targets, 'target')}, and {counted(cut.answers, 'answer')}"
         )
 
     def check(self) -> None:
@@ -149,28 +154,47 @@ class ChatAudit:
 
 
 def audit_conversations(
-    name: str, rows: Mapping[int, Sequence[EncodedChat]], length: int, start: int | None = None, parts: int = 1
+    name: str,
+    rows: Mapping[int, Sequence[EncodedChat]],
+    length: int,
+    start: int | None = None,
+    parts: int = 1,
+    everything: bool = False,
 ) -> ChatAudit:
     """Count targets, ends, lengths and cuts of encoded conversations.
 
     rows: training texts of each row of the data, by its number.   length: maximum number of tokens of a text.   start:
     id of the start token; None if the tokenizer has none.   parts: texts of every row, 2 for a chosen and a rejected
-    answer.
+    answer.   everything: True if all tokens are learned, not answers.
     """
-    tally = _Tally(length, start, parts)
+    tally = ChatTally(length, start, parts, everything)
     for number, texts in rows.items():
         tally.add(number, texts)
     return tally.audit(name)
 
 
-class _Tally:
-    """Running sums over rows; see ``ChatAudit``."""
+def fitting(text: EncodedChat, length: int, everything: bool = False) -> int:
+    """Return the number of tokens of a text that truncation keeps: all if it has at most ``length``, else those through
+    the last answer that ends within ``length`` tokens, 0 if none does.
 
-    def __init__(self, length: int, start: int | None, parts: int):
-        self.length, self.start, self.parts = length, start, parts
-        self.sums = dict.fromkeys(("rows", "tokens", "targets", "marks", "answers", "ends", "several"), 0)
+    everything: True if all tokens are learned; the first ``length`` tokens are then kept.
+    """
+    if len(text.ids) <= length or everything:
+        return min(len(text.ids), length)
+    ends = (i for i, (now, later) in enumerate(pairwise(text.targets[: length + 1]), 1) if now and not later)
+    return max(ends, default=0)
+
+
+class ChatTally:
+    """Running counts over rows; see ``audit_conversations``."""
+
+    def __init__(self, length: int, start: int | None = None, parts: int = 1, everything: bool = False):
+        self.length, self.start, self.parts, self.everything = length, start, parts, everything
+        self.sums: dict[str, int] = dict.fromkeys(
+            ("rows", "tokens", "targets", "marks", "answers", "ends", "several"), 0
+        )
         self.starts, self.double_starts = 0, 0
-        self.cuts = dict.fromkeys(("texts", "tokens", "targets", "answers"), 0)
+        self.cuts: dict[str, int] = dict.fromkeys(("texts", "tokens", "targets", "answers"), 0)
         self.untaught, self.emptied, self.lengths = list[int](), list[int](), list[int]()
 
     def add(self, number: int, texts: Sequence[EncodedChat]) -> None:
@@ -181,11 +205,11 @@ class _Tally:
             self._add_text(text)
         if not targets:
             self.untaught.append(number)
-        elif not any(any(text.targets[: self.length]) for text in texts):
+        elif not any(any(text.targets[: self.kept(text)]) for text in texts):
             self.emptied.append(number)
 
     def _add_text(self, text: EncodedChat) -> None:
-        size, rest = len(text.ids), text.targets[self.length :]
+        size, limit = len(text.ids), self.kept(text)
         self.lengths.append(size)
         numbers = {"tokens": size, "marks": sum(text.marks), "answers": text.answers, "ends": text.ends}
         self._sum(self.sums, numbers)
@@ -193,9 +217,14 @@ class _Tally:
         doubled = begins and text.ids[1:2] == (self.start,)
         self.starts += begins and not doubled
         self.double_starts += doubled
-        if size > self.length:
-            answers = sum(target and not later for target, later in pairwise((*rest, False)))
-            self._sum(self.cuts, {"texts": 1, "tokens": size - self.length, "targets": sum(rest), "answers": answers})
+        if size > limit:
+            rest = text.targets[limit:]
+            answers = sum(now and not later for now, later in pairwise((*rest, False)))
+            self._sum(self.cuts, {"texts": 1, "tokens": size - limit, "targets": sum(rest), "answers": answers})
+
+    def kept(self, text: EncodedChat) -> int:
+        """Return the number of tokens of a text that truncation keeps."""
+        return fitting(text, self.length, self.everything)
 
     @staticmethod
     def _sum(sums: dict[str, int], numbers: dict[str, int]) -> None:
@@ -213,7 +242,7 @@ class _Tally:
             has_start=self.start is not None,
             untaught=tuple(self.untaught),
             lengths=tuple(self.lengths),
-            cut=Cut(**self.cuts, rows=tuple(self.emptied)),
+            cut=ChatCut(**self.cuts, rows=tuple(self.emptied)),
         )
 
 

@@ -26,6 +26,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.recipes.chat_tasks import Chat
 from qkv.spec.register import implements
 from qkv.system.errors import UserError
+from qkv.tasks.chats.audit import ChatTally
 from qkv.tasks.chats.conversational import ConversationalTask
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.example_task import Collate
@@ -47,9 +48,9 @@ class ChatText(NamedTuple):
 class ConversationReader:
     """Encoder of conversations to training texts of at most ``length`` tokens; counts what it reads."""
 
-    def __init__(self, template: ChatTemplate, spec: Chat, ends: Sequence[int], length: int):
-        self.template, self.spec, self.ends, self.length = template, spec, ends, length
-        self.tokens = self.targets = self.answers = self.ended = self.shortened = 0
+    def __init__(self, template: ChatTemplate, spec: Chat, ends: Sequence[int], tally: ChatTally):
+        self.template, self.spec, self.ends, self.tally = template, spec, ends, tally
+        self.rows = 0
 
     def __call__(self, row: Mapping[str, Any]) -> list[ChatText]:
         """Return the training texts of a row. Raises ``Unusable``."""
@@ -65,42 +66,21 @@ class ConversationReader:
             )
         except UserError as error:
             raise Unusable(str(error)) from None
-        fitting = [short for text in texts if (short := self._shorten(text)) is not None]
+        self.rows += 1
+        self.tally.add(self.rows, texts)
+        fitting = [short for text in texts if (short := self._shorten(text)).targets.any()]
         if not fitting:
-            raise Unusable(f"its first answer ends after the {self.length} tokens that fit")
+            raise Unusable(f"no answer ends within the {self.tally.length} tokens that fit")
         return fitting
 
-    def _shorten(self, text: EncodedChat) -> ChatText | None:
-        """Return the text through the last answer that ends within ``length`` tokens; None if no answer does."""
-        ids, targets = np.asarray(text.ids, np.int64), np.asarray(text.targets, bool)
-        if len(ids) > self.length:
-            ends = np.flatnonzero(targets & ~np.append(targets[1:], False)) + 1
-            end = int(ends[ends <= self.length].max(initial=0))
-            if self.spec.learn == "everything":
-                end = self.length
-            ids, targets = ids[:end], targets[:end]
-            self.shortened += 1
-        if not targets.any():
-            return None
-        self.tokens += len(ids)
-        self.targets += int(targets.sum())
-        self.answers += text.answers
-        self.ended += text.ends
-        return ChatText(ids, targets)
+    def _shorten(self, text: EncodedChat) -> ChatText:
+        """Return the text through the last answer that fits; empty if no answer does."""
+        limit = self.tally.kept(text)
+        return ChatText(np.asarray(text.ids[:limit], np.int64), np.asarray(text.targets[:limit], bool))
 
     def notes(self, examples: int) -> list[str]:
         """Return sentences about targets, ends and shortened conversations."""
-        share = "in all" if self.ended == self.answers else f"in {self.ended:,} of {self.answers:,}"
-        notes = [
-            f"{self.targets:,} of {self.tokens:,} tokens are targets, in {self.answers:,} answers; "
-            f"the end is a target {share}"
-        ]
-        if self.shortened:
-            notes.append(
-                f"{self.shortened:,} conversations were cut after the last answer that ends within "
-                f"{self.length:,} tokens"
-            )
-        return notes
+        return list(self.tally.audit("").summary)
 
 
 @implements(Chat)
@@ -112,8 +92,9 @@ class ChatTask(ConversationalTask):
     asks = ("messages",)
 
     def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> ConversationReader:
-        length = self.limits(recipe)["messages"]
-        return ConversationReader(self.template(vocabulary), self.spec, recipe.sample.stop_token_ids, length)
+        length, start = self.limits(recipe)["messages"], vocabulary.tokenizer.special("bos")
+        tally = ChatTally(length, start, everything=self.spec.learn == "everything")
+        return ConversationReader(self.template(vocabulary), self.spec, recipe.sample.stop_token_ids, tally)
 
     def examples(
         self, rows: Sequence[Mapping[str, Any]], vocabulary: Vocabulary, reader: ConversationReader
