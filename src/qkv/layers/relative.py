@@ -101,7 +101,7 @@ class LengthRope(Rope):
 
     def rotation(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         real = context.positions if context.valid is None else context.positions.masked_fill(~context.valid, -1)
-        lengths = real.amax(-1)[:, None, None] + 1
+        lengths = F.pad(real, (0, 1), value=-1).amax(-1)[:, None, None] + 1  # a call may have no positions
         rotated = self.part.rotated(self.head_dim)
         frequencies, magnitude = rope_frequencies_of(self.part, rotated, lengths, dtype)
         return position_ops.rotation(context.positions[:, None], frequencies, magnitude)
