@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from qkv.api.recipes import find_recipe as find_recipe
     from qkv.layers.signal import Signal as Signal
     from qkv.models.build import build as build
+    from qkv.runs.chats.chat import chat as chat
     from qkv.runs.inference.rerank import rerank as rerank
     from qkv.runs.inference.search import search as search
     from qkv.runs.run import Run as Run
@@ -71,6 +72,7 @@ _HOMES = {
     "UserError": "qkv.system.errors",
     "ask": "qkv.api.functions",
     "build": "qkv.models.build",
+    "chat": "qkv.runs.chats.chat",
     "compare": "qkv.api.functions",
     "compare_runs": "qkv.training.compare",
     "cost": "qkv.api.functions",

@@ -1,4 +1,4 @@
-"""``qkv chat``: answers of the queue in the form of the template, and refusals."""
+"""``qkv chat``: answers of the queue in the form of the template, settings, and refusals."""
 
 from __future__ import annotations
 
@@ -6,28 +6,13 @@ import io
 from pathlib import Path
 
 import pytest
+from tests.cli.chats import TEMPLATE, rows, saved
 
 import qkv
 from qkv.cli.main import main
 from qkv.generation.decode.sample import generate
-from qkv.spec import tokenizers as spec
 from qkv.spec.generation import Generation
-from qkv.spec.model import Text
 from qkv.tokenizers.chat_template import find_template
-from qkv.tokenizers.train import train
-
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}A: {% endif %}"
-)
-
-
-def saved(folder: Path, template: str | None) -> Path:
-    tokenizer = train(spec.BPE(vocab_size=270), ["the cat sat on the mat. " * 20]).with_specials(("eos",))
-    tokenizer.chat_template = template
-    model = qkv.build(
-        qkv.Model(num_layers=1, width=32, context_length=128, frontend=Text(vocab_size=tokenizer.vocab_size))
-    )
-    return qkv.save(model, folder, tokenizer)
 
 
 def test_each_line_is_answered_after_the_ones_before(
@@ -44,8 +29,12 @@ def test_each_line_is_answered_after_the_ones_before(
         messages.append({"role": "assistant", "content": wanted[-1]})
     monkeypatch.setattr("sys.stdin", io.StringIO("the cat\n\nthe mat\n"))
     line = ["chat", str(folder), "--system", "s", "--temperature", "0", "--max-new-tokens", "6"]
-    assert main(line) == 0
-    assert capsys.readouterr().out == "".join(f"{each}\n" for each in wanted)
+    file = tmp_path / "chat.jsonl"
+    assert main([*line, "--save", str(file)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "".join(f"{each}\n" for each in wanted)
+    assert printed.err == ""  # figures are for terminals
+    assert rows(file) == [{"messages": messages}]
     assert main(line) == 0  # no line of input is left
     assert capsys.readouterr().out == ""
 
@@ -65,3 +54,13 @@ def test_without_a_template_the_way_out_is_named(tmp_path: Path, capsys: pytest.
     assert "--max-new-tokens: -3 given" in capsys.readouterr().err
     assert main(["chat", str(folder), "the " * 200, "--chat-template", str(file)]) == 2
     assert "begin a new chat" in capsys.readouterr().err
+    tools = tmp_path / "tools.json"
+    for text, sentence in (("[1]", "tool 1: 1 given"), ("{", "is not JSON"), ("{}", "a list of tools")):
+        tools.write_text(text)
+        assert main([*line, "--tools", str(tools)]) == 2
+        assert sentence in capsys.readouterr().err
+    tools.write_text('[{"type": "function", "function": {"name": "look"}}]')
+    assert main([*line, "--tools", str(tools)]) == 2
+    assert "does not support tools" in capsys.readouterr().err
+    assert main([*line, "--save", str(tmp_path)]) == 2
+    assert "is a folder" in capsys.readouterr().err

@@ -133,6 +133,7 @@ def test_rooms_have_an_empty_init(source: Source) -> None:
 
 
 DOORS = {
+    "chat": "qkv.runs.chats.chat.open_model",  # the model of the function, kept for all answers of a chat
     "cost": "qkv.api.models.find_model",  # is called by qkv.cost too; the command measures the machine in between
     "load": "qkv.interop.load.load_published",  # the command shows what a checkpoint contains
 }

@@ -2,39 +2,56 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from importlib.util import find_spec
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qkv.cli.inference.chat_commands import COMMANDS, run_command
+from qkv.cli.inference.chat_input import ChatInput
+from qkv.cli.inference.chat_output import WAYS_OUT, ChatOutput, called
 from qkv.cli.shared.inputs import text_of_file
-from qkv.cli.shared.runs import Copy, ModelFolder, load_run
+from qkv.cli.shared.runs import Copy, ModelFolder, load_run, output_file
 from qkv.cli.shared.sampling import GENERATION
-from qkv.spec.generation import Generation
+from qkv.report.figures import counted
+from qkv.runs.chats.chat import check_installed, open_model
+from qkv.runs.chats.history import read_tools
+from qkv.runs.chats.settings import SETTINGS, checked_settings
 from qkv.system.errors import UserError
 
 if TYPE_CHECKING:
-    from qkv.generation.queue.requests import RequestQueue
-    from qkv.runs.run import Run
+    from qkv.runs.chats.model import RunningAnswer
+    from qkv.runs.chats.session import ChatSession
 
 EXAMPLES = """\
 qkv chat SmolLM2-135M-Instruct.gguf
 qkv chat my-checkpoint "What is a llama?"
 qkv chat my-checkpoint --system "Answer in one sentence." --temperature 0
+qkv chat my-checkpoint --save chat.jsonl
+qkv chat my-checkpoint --tools tools.json
 qkv chat runs/my --chat-template chatml.jinja
 """
-PROMPT = "> "
-_KEPT = 1 << 30
-"""Maximum bytes of the prefix cache, with which a turn processes only its new messages."""
-
+_WAY_OUT = "name a template with --chat-template FILE, or continue texts with 'qkv generate'"
+RESULT = "result of {}> "
+"""Prompt of the result of a tool call."""
 
 _OPTIONS = GENERATION.only(
-    ("max_new_tokens", "temperature", "top_k", "top_p", "seed"),
-    {"max_new_tokens": "Maximum tokens of an answer; default: the rest of the context."},
+    SETTINGS, {"max_new_tokens": "Maximum tokens of an answer; default: the rest of the context."}
 )
+_System = Annotated[str | None, typer.Option(metavar="TEXT", help="System message, before all other messages.")]
+_Save = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Keep the chat in this file after each message, and go on with its last chat."),
+]
+_Tools = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="JSON list of tools that the model may call; you type the results.")
+]
+_Template = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Jinja chat template that replaces the model's own.")
+]
 
 
 def chat_command(
@@ -43,82 +60,114 @@ def chat_command(
         str | None, typer.Argument(metavar="[MESSAGE]", help="One message; default: each line of standard input.")
     ] = None,
     *,
-    system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="System message, before all other messages.")
-    ] = None,
+    system: _System = None,
+    save: _Save = None,
+    tools: _Tools = None,
     options: Annotated[dict[str, Any], _OPTIONS],
-    chat_template: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Jinja chat template that replaces the model's own.")
-    ] = None,
+    chat_template: _Template = None,
     copy: Copy = False,
 ) -> None:
-    """Chat with a model that has a chat template; prompts are rendered as in 'qkv serve'."""
+    """Chat with a model that has a chat template; prompts and settings are those of 'qkv serve'. Type /help inside."""
     with _OPTIONS.errors():
-        Generation().changed(**options)  # before the slow import of torch
-    text = None if chat_template is None else text_of_file(chat_template, "--chat-template")
-    if find_spec("jinja2") is None:
-        raise UserError("chat templates need jinja2, which is not installed; pip install 'qkv[serve]'")
-    chat = Chat(load_run(run, copy), text, {"seed": None, **options})
-    history = [] if system is None else [{"role": "system", "content": system}]
-    for line in _messages() if message is None else [message]:
-        history.append({"role": "user", "content": line})
-        pieces = list[str]()
-        for piece in chat.answer(history):
-            pieces.append(piece)
-            typer.echo(piece, nl=False)
-        typer.echo()
-        history.append({"role": "assistant", "content": "".join(pieces)})
+        checked_settings(options)  # before the slow import of torch
+    template = None if chat_template is None else text_of_file(chat_template, "--chat-template")
+    functions = None if tools is None else read_tools(tools)
+    file = None if save is None else output_file("--save", save)
+    check_installed()
+    model = open_model(load_run(run, copy), template, _WAY_OUT)
+    from qkv.runs.chats.session import ChatSession
+
+    session = ChatSession(model, options)
+    resumed = file is not None and session.resume(file)
+    if system is not None:
+        session.change_system(system)
+    if functions is not None:
+        session.change_tools(functions)
+    terminal = Terminal(session)
+    if message is not None:
+        terminal.answer(session.ask(message), asks=False)
+        return
+    terminal.greet(resumed)
+    terminal.converse()
 
 
-class Chat:
-    """Chat with one model, whose prefix cache is kept between the turns."""
+class Terminal:
+    """Chat of a person, or of a file, with a model."""
 
-    def __init__(self, run: Run, template: str | None, options: dict[str, Any]):
-        """``template``: chat template; None: the tokenizer's. Raises ``UserError`` for a model that cannot chat."""
-        from qkv.generation.queue.requests import RequestQueue
-        from qkv.runs.inference.end_tokens import writing
-        from qkv.tokenizers.chat_template import ChatTemplate
+    def __init__(self, session: ChatSession):
+        self.session, self._input, self._output = session, ChatInput(COMMANDS), ChatOutput()
 
-        default = run.tokenizer.chat_template if run.vocabulary.has_text else None
-        chat_template = default if template is None else template
-        if chat_template is None:
-            raise UserError(
-                f"{run.folder} has no chat template, so the format of its chats is unknown; name a template with "
-                "--chat-template FILE, or continue texts with 'qkv generate'"
-            )
-        self.run, self.template = run, ChatTemplate(chat_template, run.tokenizer)
-        self._options, self._generation = options, writing(run).changed(num_beams=1, num_return=1)
-        self._queue: RequestQueue = RequestQueue(run.model, run.tokenizer, keep=_KEPT)
+    def greet(self, resumed: bool) -> None:
+        """Print what the model is, and how much of a chat was read."""
+        model = self.session.model
+        room = f"context of {model.limit:,} tokens"
+        self._output.note(f"{model.run.folder.name}: {room}; /help lists the commands, Ctrl-D ends the chat")
+        if resumed and self.session.file is not None:
+            self._output.note(f"{counted(len(self.session.messages), 'message')} of {self.session.file.path} are read")
 
-    def answer(self, messages: list[dict[str, Any]]) -> Iterator[str]:
-        """Generate the next message of the assistant and yield it in pieces. Raises ``UserError``."""
-        from qkv.generation.queue.requests import Request
-        from qkv.models.fast.frozen_weights import unchanged
+    def converse(self) -> None:
+        """Answer messages and run commands up to the end of the input. Raises ``UserError`` without a terminal."""
+        for entry in self._input.entries():
+            try:
+                if entry.verbatim or not entry.text.startswith("/"):
+                    self.answer(self.session.ask(entry.text))
+                elif self._command(entry.text):
+                    return
+            except UserError as error:
+                if not self._input.terminal:
+                    raise
+                self._output.error(_advice(error))
+            except KeyboardInterrupt:  # before or after an answer
+                if not self._input.terminal:
+                    raise
+                self._output.error("interrupted; Ctrl-D or /quit ends the chat")
 
-        ids = self.template.ids(messages)
-        room = self.run.model.spec.context_length - len(ids)
-        if room < 1:
-            limit = self.run.model.spec.context_length
-            raise UserError(f"the chat has {len(ids)} tokens, but the context has room for {limit}; begin a new chat")
-        with _OPTIONS.errors():
-            generation = self._generation.changed(**{"max_new_tokens": room, **self._options})
-        self._queue.submit(Request(ids, generation))
-        with unchanged():
-            while not self._queue.idle:
-                for piece in self._queue.step():
-                    if piece.finished == "failed":
-                        raise UserError(piece.error)
-                    yield piece.text
+    def _command(self, line: str) -> bool:
+        """Run a command; return whether the chat ends."""
+        reply = run_command(self.session, line)
+        if reply.text:
+            self._output.reply(reply.text)
+        if reply.answer is not None:
+            self.answer(reply.answer)
+        return reply.ends
 
+    def answer(self, answer: RunningAnswer, asks: bool = True) -> None:
+        """Print an answer, and those to the results of its tool calls; asks: whether the user types the results."""
+        self._write(answer)
+        while asks and self.session.calls and (results := self._results()):
+            self._write(self.session.add_results(results))
 
-def _messages() -> Iterator[str]:
-    """Yield the non-empty lines of standard input, up to its end."""
-    asks = sys.stdin.isatty()
-    while True:
-        if asks:
-            typer.echo(PROMPT, nl=False, err=True)
-        line = sys.stdin.readline()
-        if not line:
+    def _write(self, answer: RunningAnswer) -> None:
+        try:
+            with self._stopped_by_user(answer):
+                self._output.write(answer)
+        finally:
+            self.session.take(answer)
+        self._output.figures(answer, self.session.model.limit)
+
+    def _results(self) -> list[tuple[dict[str, Any], str]]:
+        """Read the result of each tool call; an empty line skips a call."""
+        self._output.note("type the result of each call, or nothing to skip it")
+        lines = [(call, self._input.line(RESULT.format(called(call)))) for call in self.session.calls]
+        return [(call, line) for call, line in lines if line]
+
+    @contextmanager
+    def _stopped_by_user(self, answer: RunningAnswer) -> Generator[None]:
+        """Context manager: in a terminal, Ctrl-C stops the answer and not the chat."""
+        if not self._input.terminal:
+            yield
             return
-        if line.strip():
-            yield line.removesuffix("\n")
+        before = signal.signal(signal.SIGINT, lambda number, frame: answer.stop())
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _advice(error: UserError) -> str:
+    """Return the sentence of an error, for a full context with the commands that help."""
+    from qkv.runs.chats.model import ContextFull
+
+    if not isinstance(error, ContextFull):
+        return str(error)
+    return f"the chat has {error.tokens:,} tokens, but the context has room for {error.limit:,}; {WAYS_OUT}"
