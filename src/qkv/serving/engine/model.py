@@ -161,10 +161,9 @@ class ServedModel:
         if self.tokenizer.chat_template is None:
             return "the model has no chat template (--chat-template FILE)"
         try:
-            find_template(self.tokenizer)
+            return None if self.template.source.strip() else "the chat template is empty (--chat-template FILE)"
         except UserError as error:
             return str(error)
-        return None
 
     @property
     def chats(self) -> bool:
