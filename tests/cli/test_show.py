@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from contextlib import suppress
 from html import unescape
@@ -251,6 +252,7 @@ def test_training_reads_the_same_tokens(chats: Path, start: Path, tokenizer: Tok
         (["chat.jsonl", "--from", "START", "--length", "0"], "length: 0 given"),
         (["chat.jsonl", "--from", "START", "--length", "3"], "removes every target"),
         (["chat.jsonl", "--from", "START", "--chat-template", "none.jinja"], "cannot be read"),
+        (["chat.jsonl", "--from", "START", "--chat-template", "pipe"], "'pipe' is a pipe; name a regular file"),
         (["none.jsonl", "--from", "START"], "a run on it would learn nothing"),
         (["chat.jsonl", "--from", "BARE"], "no chat template"),
         (["chat.jsonl", "--from", "BARE"], "--chat-template FILE"),
@@ -262,6 +264,7 @@ def test_refusals_are_one_sentence(
     written(tmp_path / "none.jsonl", [row("no answer"), row("none here")])
     bare = tmp_path / "bare"
     bare.mkdir()
+    os.mkfifo("pipe")
     for file in start.iterdir():
         if file.suffix != ".jinja":
             (bare / file.name).write_bytes(file.read_bytes())

@@ -84,7 +84,7 @@ def show_command(
     """
     start = _checked(data, start)
     page = None if written.no_page else output_file("--out", written.out or Path(f"{_stem(data)}.html"), data)
-    text = None if chat_template is None else text_of_file(chat_template, "--chat-template")
+    text = None if chat_template is None else _template_in(chat_template)
     from qkv.api.functions import show
 
     named = {role: column for role, column in columns.items() if column is not None}
@@ -109,6 +109,13 @@ def _checked(data: Path, start: str | None) -> str:
     if not data.expanduser().exists():
         raise UserError(f"there is no file {str(data)!r}")
     return start
+
+
+def _template_in(file: Path) -> str:
+    """Read a chat template. Raises ``UserError``, also for a pipe, which might never end."""
+    if file.is_fifo():
+        raise UserError(f"--chat-template: {str(file)!r} is a pipe; name a regular file")
+    return text_of_file(file, "--chat-template")
 
 
 def _stem(data: Path) -> str:
