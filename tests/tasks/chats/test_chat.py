@@ -1,0 +1,180 @@
+"""Training on conversations: what enters the loss, packing, and the run that results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.tasks.chats.chat_runs import END, TEMPLATE, recurrent, start, talk, tokenizer, write
+from torch.nn import functional as F
+
+import qkv
+from qkv.data.batching.batch import IGNORED
+from qkv.data.batching.best_fit import pack
+from qkv.spec.data import BestFit, Data, LengthBuckets
+from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import Chat
+from qkv.spec.training import Training
+from qkv.system.errors import UserError
+from qkv.tasks.chats.chat import ChatTask, ChatText, one_per_row
+from qkv.tasks.registry import task_of_recipe
+from qkv.tokenizers.chat_targets import encode_chat
+from qkv.tokenizers.chat_template import ChatTemplate
+
+TALKS = [
+    talk("the cat", "sat"),
+    talk("the dog", "ran to the house", "and", "the red ball"),
+    talk("a", "b"),
+    talk("x", "y"),
+]
+FEW = ["training.steps=2", "training.minutes=null", "training.validation.every=1", "training.adapt=whole"]
+
+
+def opened(source: Path, folder: Path, **changes: Any) -> tuple[ChatTask, Any]:
+    """The task and its data, opened from the start in ``folder``."""
+    from qkv.runs.start import with_start
+
+    data = Data(source=str(source), validation=str(source), batching=changes.pop("batching", BestFit(tokens=96)))
+    recipe = Recipe(
+        data=data, task=Chat(**changes.pop("task", {})), start=str(folder), training=Training(batch_size=4, **changes)
+    )
+    recipe = with_start(recipe)
+    task = task_of_recipe(recipe)
+    return task, task.open(recipe)  # type: ignore[return-value]
+
+
+def looped_loss(model: Any, template: ChatTemplate, talks: list[dict[str, Any]]) -> torch.Tensor:
+    """-Σ log p over the tokens of answers, one conversation and one position at a time."""
+    nats = torch.zeros((), dtype=torch.float64)
+    for each in talks:
+        for text in encode_chat(template, each["messages"]):
+            logits = model(torch.tensor([text.ids]))[0][0].log_softmax(-1)
+            for i, learned in enumerate(text.targets):
+                nats = nats - (logits[i - 1, text.ids[i]] if learned else 0)
+    return nats
+
+
+@pytest.mark.parametrize("batching", [BestFit(tokens=96), LengthBuckets()], ids=lambda part: part.kind)
+@pytest.mark.parametrize("mixer", [None, recurrent()], ids=["attention", "gru"])
+def test_loss_and_gradients_equal_those_of_single_conversations(tmp_path: Path, batching: Any, mixer: Any) -> None:
+    folder = start(tmp_path / "start", mixer=mixer)
+    task, dataset = opened(write(tmp_path / "talks.jsonl", TALKS), folder, batching=batching)
+    model = qkv.load(folder).model.double().train()
+    batch = dataset.batch(0)
+    if isinstance(batching, BestFit):
+        assert batch.input.segments is not None  # several conversations in a row
+    task.summed_loss(model, batch).backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    nats = looped_loss(model, ChatTemplate(TEMPLATE, tokenizer()), TALKS)
+    assert float(task.summed_loss(model, batch).detach()) == pytest.approx(float(nats.detach()), rel=1e-9)
+    nats.backward()
+    for name, p in model.named_parameters():
+        if p.grad is not None:
+            assert torch.allclose(found[name], p.grad, atol=1e-9), name
+
+
+def test_a_step_of_several_batches_averages_over_all_its_targets(tmp_path: Path) -> None:
+    """The loss of a step is a sum over its targets over their number, not a mean of means."""
+    folder = start(tmp_path / "start")
+    task, dataset = opened(write(tmp_path / "talks.jsonl", TALKS), folder, batching=LengthBuckets())
+    model = qkv.load(folder).model.double()
+    examples = [example.fields for example in dataset.examples["train"]]
+    whole, parts = one_per_row(examples), [one_per_row(examples[:1]), one_per_row(examples[1:])]
+    assert sum(part.num_targets for part in parts) == whole.num_targets
+    together = sum(float(task.summed_loss(model, part)) for part in parts)
+    assert together == pytest.approx(float(task.summed_loss(model, whole)), rel=1e-9)
+
+
+def test_the_end_of_an_answer_is_learned_although_it_pads(tmp_path: Path) -> None:
+    _, dataset = opened(write(tmp_path / "talks.jsonl", TALKS), start(tmp_path / "start"))
+    end = tokenizer().core.token_to_id(END)
+    targets = dataset.batch(0).targets
+    assert int((targets == end).sum()) == 5
+    assert int((targets != IGNORED).sum()) == sum(example.targets for example in dataset.examples["train"])
+
+
+def test_a_long_conversation_is_cut_after_a_whole_answer(tmp_path: Path) -> None:
+    turns = ["the cat sat on the mat and the dog ran"] * 12
+    source = write(tmp_path / "talks.jsonl", [talk(*turns), talk("a", "b")])
+    task, dataset = opened(source, start(tmp_path / "start"))
+    texts = [example.fields for example in dataset.examples["train"]]
+    end = tokenizer().core.token_to_id(END)
+    assert all(len(text.ids) <= 96 and text.ids[-1] == end and text.targets[-1] for text in texts)
+    assert any("cut after the last answer" in note for note in dataset.notes)
+    assert task.limits(dataset.recipe) == {"messages": 96}
+
+
+def test_what_cannot_be_learned_is_told(tmp_path: Path) -> None:
+    silent = {"messages": [{"role": "user", "content": "hello"}]}
+    long = talk("the cat sat on the mat " * 30, "sat")
+    source = write(tmp_path / "talks.jsonl", [*TALKS, silent, long])
+    _, dataset = opened(source, start(tmp_path / "start"))
+    notes = " ".join(dataset.notes)
+    assert "no answer of the assistant" in notes
+    assert "ends after the 96 tokens that fit" in notes
+    assert "tokens are targets" in notes
+    with pytest.raises(UserError, match="cannot be used"):
+        opened(write(tmp_path / "none.jsonl", [silent, silent]), tmp_path / "start")
+
+
+def test_a_start_without_a_template_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    folder, source = start(tmp_path / "start", template=None), write(tmp_path / "talks.jsonl", TALKS)
+    with pytest.raises(UserError, match="--chat-template FILE"):
+        opened(source, folder)
+    (tmp_path / "own.jinja").write_text(TEMPLATE)
+    task, dataset = opened(source, folder, task={"chat_template": str(tmp_path / "own.jinja")})
+    assert dataset.vocabulary.tokenizer.chat_template == TEMPLATE
+    assert task.spec.learn == "answers"
+
+
+def test_packing_uses_each_example_once_and_fills_rows() -> None:
+    sizes = np.array([7, 3, 9, 2, 2, 5, 12])
+    rows = pack(sizes, 10)
+    assert sorted(i for row in rows for i in row) == list(range(7))
+    assert [6] in rows  # longer than a row
+    assert all(sizes[row].sum() <= 10 for row in rows if row != [6])
+    assert len(rows) == 4
+    assert ChatText(np.arange(3), np.ones(3, bool)).targets.all()
+
+
+def test_a_run_chats_in_the_trained_form(tmp_path: Path) -> None:
+    """Trained, compared with the start, resumed, exported: the template and the end of an answer go along."""
+    folder = start(tmp_path / "start")
+    source = write(tmp_path / "talks.jsonl", TALKS * 3)
+    run = qkv.train(source, FEW, task="chat", start=folder, out=tmp_path / "run", validation=str(source))
+    figures = run.evaluation["splits"]["validation"]["figures"]  # type: ignore[index]
+    assert figures["loss"] < figures["loss_of_start"]
+    assert run.tokenizer.chat_template == TEMPLATE
+    assert tokenizer().core.token_to_id(END) in run.recipe.sample.stop_token_ids
+    again = qkv.load(run.folder)
+    assert again.tokenizer.chat_template == TEMPLATE
+    rows = again.evaluation["splits"]["validation"]["sections"][0]["rows"]  # type: ignore[index]
+    assert rows[0][-1] == "sat"
+    before = F.cross_entropy(qkv.load(folder).model(torch.tensor([[1, 2]]))[0][0], torch.tensor([2, 3]))
+    assert before.isfinite()
+
+
+def test_adapters_leave_the_start_as_the_baseline(tmp_path: Path) -> None:
+    folder, source = start(tmp_path / "start"), write(tmp_path / "talks.jsonl", TALKS * 3)
+    arguments = {"task": "chat", "start": folder, "validation": str(source)}
+    whole = qkv.train(source, FEW, out=tmp_path / "whole", **arguments)
+    lora = qkv.train(source, [*FEW[:3]], out=tmp_path / "lora", **arguments)
+    assert lora.recipe.training.adapt.kind == "lora"
+    loss = [run.evaluation["splits"]["validation"]["figures"]["loss_of_start"] for run in (whole, lora)]  # type: ignore[index]
+    assert loss[0] == pytest.approx(loss[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("learn", ["last", "everything"])
+def test_other_targets(tmp_path: Path, learn: str) -> None:
+    _, dataset = opened(write(tmp_path / "talks.jsonl", TALKS), start(tmp_path / "start"), task={"learn": learn})
+    texts = [example.fields for example in dataset.examples["train"]]
+    shares = [text.targets.mean() for text in texts]
+    if learn == "everything":
+        assert all(not text.targets[0] and text.targets[1:].all() for text in texts)
+    else:
+        assert max(shares) < 0.5
+        assert all(np.diff(text.targets.astype(int)).tolist().count(1) == 1 for text in texts)

@@ -1,0 +1,239 @@
+"""Training on preferences: losses against loops in double precision, the reference, and the run that results."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.tasks.chats.chat_runs import END, TEMPLATE, start, tokenizer, write
+
+import qkv
+from qkv.layers.linear.lora import adapters, without_adapters
+from qkv.models.edit.adapt import add_adapters
+from qkv.runs.reference import open_reference
+from qkv.runs.start import with_start
+from qkv.spec.data import Data, LengthBuckets
+from qkv.spec.recipe import Recipe
+from qkv.spec.recipes import preference_tasks as spec
+from qkv.spec.register import implementation
+from qkv.spec.tasks import Preference
+from qkv.spec.training import Training
+from qkv.tasks.chats.preference_losses import AnswerScores
+from qkv.tasks.registry import task_of_recipe
+from qkv.tokenizers.chat_targets import find_answer
+from qkv.tokenizers.chat_template import ChatTemplate
+
+PAIRS = [
+    {"prompt": "the cat", "chosen": "sat", "rejected": "sat on the mat and ran"},
+    {"prompt": "the dog and the cat", "chosen": "ran", "rejected": "ran to the house with a red ball"},
+    {"prompt": "a ball", "chosen": "red", "rejected": "a red ball on the mat"},
+]
+JUDGED = [
+    {"prompt": pair["prompt"], "completion": pair[name], "label": name == "chosen"}
+    for pair in PAIRS
+    for name in ("chosen", "rejected")
+]
+FEW = ["training.minutes=null", "training.validation.every=5"]
+LOSSES = [
+    spec.SigmoidLoss(beta=0.3),
+    spec.SigmoidLoss(beta=0.3, label_smoothing=0.1),
+    spec.IPOLoss(beta=0.2),
+    spec.SimPOLoss(beta=1.5, gamma=0.7),
+    spec.KTOLoss(beta=0.3, desirable_weight=1.2, undesirable_weight=0.8),
+]
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def looped(
+    part: Any, policy: list[float], reference: list[float], lengths: list[int], good: list[bool], z: float
+) -> float:
+    """The sum of a loss as its paper writes it; the chosen answers come first."""
+    ratios = [p - r for p, r in zip(policy, reference, strict=True)]
+    if isinstance(part, spec.KTOLoss):
+        point = max(0.0, z)
+        values = [
+            part.desirable_weight * (1 - sigmoid(part.beta * (r - point)))
+            if is_good
+            else part.undesirable_weight * (1 - sigmoid(part.beta * (point - r)))
+            for r, is_good in zip(ratios, good, strict=True)
+        ]
+        return sum(values)
+    half, total = len(policy) // 2, 0.0
+    for i, j in zip(range(half), range(half, 2 * half), strict=True):
+        if isinstance(part, spec.SigmoidLoss):
+            h = part.beta * (ratios[i] - ratios[j])
+            total += -(1 - part.label_smoothing) * math.log(sigmoid(h)) - part.label_smoothing * math.log(sigmoid(-h))
+        elif isinstance(part, spec.IPOLoss):
+            total += (ratios[i] / lengths[i] - ratios[j] / lengths[j] - 1 / (2 * part.beta)) ** 2
+        else:
+            h = part.beta * (policy[i] / lengths[i] - policy[j] / lengths[j]) - part.gamma
+            total += -math.log(sigmoid(h))
+    return total
+
+
+@pytest.mark.parametrize("part", LOSSES, ids=lambda part: part.kind)
+def test_a_loss_equals_its_formula(part: Any) -> None:
+    generator = torch.Generator().manual_seed(1)
+    policy, reference = -10 * torch.rand(2, 6, dtype=torch.float64, generator=generator)
+    lengths = torch.tensor([3, 5, 2, 7, 4, 1])
+    good = torch.tensor([True, True, True, False, False, False])
+    z = torch.tensor(0.4, dtype=torch.float64)
+    loss = implementation(part, "qkv.tasks")(part)(AnswerScores(policy, reference, lengths, good, z)).sum()
+    wanted = looped(part, policy.tolist(), reference.tolist(), lengths.tolist(), good.tolist(), 0.4)
+    assert float(loss) == pytest.approx(wanted, rel=1e-12)
+
+
+def opened(source: Path, folder: Path, loss: Any, adapt: str = "whole", **task: Any) -> tuple[Any, Any, Any]:
+    """(task, data, model in double precision) of a training from ``folder``."""
+    data = Data(source=str(source), validation=str(source), batching=LengthBuckets())
+    recipe = with_start(
+        Recipe(
+            data=data,
+            task=Preference(loss=loss, **task),
+            start=str(folder),
+            training=Training.parse({"batch_size": 6, "adapt": adapt}),
+        )
+    )
+    built = task_of_recipe(recipe)
+    dataset = built.open(recipe)
+    model = qkv.load(folder).model
+    if adapt != "whole":
+        add_adapters(model, dataset.recipe.training)
+    open_reference(built, model, dataset.recipe)
+    return built, dataset, model.double().train()
+
+
+def answer_scores(model: Any, rows: list[tuple[str, str]]) -> tuple[list[float], list[int]]:
+    """Log-probabilities of answers after their prompts, one position at a time, and their lengths."""
+    template, sums, lengths = ChatTemplate(TEMPLATE, tokenizer()), list[float](), list[int]()
+    for prompt, text in rows:
+        answer = find_answer(template, [{"role": "user", "content": prompt}], [{"role": "assistant", "content": text}])
+        ids = [*answer.prompt, *answer.ids]
+        logits = model(torch.tensor([ids]))[0][0].log_softmax(-1)
+        places = range(len(answer.prompt), len(ids))
+        sums.append(sum(float(logits[i - 1, ids[i]]) for i in places))
+        lengths.append(len(answer.ids))
+        assert tokenizer().core.token_to_id(END) == ids[-1]
+    return sums, lengths
+
+
+@torch.no_grad()
+def moved(model: Any) -> None:
+    """Change the weights that are trained."""
+    generator = torch.Generator().manual_seed(7)
+    for p in model.parameters():
+        p += 0.1 * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+
+
+@pytest.mark.parametrize("part", LOSSES, ids=lambda part: part.kind)
+def test_the_loss_of_a_batch_equals_that_of_single_rows(tmp_path: Path, part: Any) -> None:
+    folder = start(tmp_path / "start")
+    task, dataset, model = opened(write(tmp_path / "pairs.jsonl", PAIRS), folder, part)
+    moved(model)
+    before = qkv.load(folder).model.double()
+    chosen = [(pair["prompt"], pair["chosen"]) for pair in PAIRS]
+    rejected = [(pair["prompt"], pair["rejected"]) for pair in PAIRS]
+    with torch.no_grad():
+        batch = next(dataset.rows("validation"))
+        if task.reference is not None:
+            with task.reference() as reference:
+                reference.double()
+        found = float(task.summed_loss(model, batch))
+        if not isinstance(part, spec.KTOLoss):
+            policy, lengths = answer_scores(model, chosen + rejected)
+            reference, _ = answer_scores(before, chosen + rejected)
+            wanted = looped(part, policy, reference, lengths, [True] * 3 + [False] * 3, 0.0)
+            assert found == pytest.approx(wanted, rel=1e-6)
+            return
+        rows = [example.fields[0] for example in dataset.examples["validation"]]
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i].prompt) + len(rows[i].answer))
+        texts = [(row[0], row[1]) for pair in zip(chosen, rejected, strict=True) for row in pair]
+        texts, good = [texts[i] for i in order], [rows[i].good for i in order]
+        others = [(prompt, texts[(i + 1) % len(texts)][1]) for i, (prompt, _) in enumerate(texts)]
+        (policy, lengths), (reference, _) = answer_scores(model, texts), answer_scores(before, texts)
+        (theirs, _), (theirs_before, _) = answer_scores(model, others), answer_scores(before, others)
+        z = sum(a - b for a, b in zip(theirs, theirs_before, strict=True)) / len(others)
+        assert found == pytest.approx(looped(part, policy, reference, lengths, good, z), rel=1e-6)
+
+
+def test_before_the_first_step_the_loss_is_log_2_and_no_prompt_counts(tmp_path: Path) -> None:
+    task, dataset, model = opened(
+        write(tmp_path / "pairs.jsonl", PAIRS), start(tmp_path / "start"), LOSSES[0], "lora(4)"
+    )
+    batch = next(dataset.rows("validation"))
+    assert float(task.summed_loss(model, batch)) == pytest.approx(3 * math.log(2), rel=1e-6)
+    lengths = [int(n) for n in (batch.targets != -100).sum(1)]
+    template = ChatTemplate(TEMPLATE, tokenizer())
+    assert sorted(lengths) == sorted(
+        len(find_answer(template, [{"role": "user", "content": "x"}], [{"role": "assistant", "content": text}]).ids)
+        for pair in PAIRS
+        for text in (pair["chosen"], pair["rejected"])
+    )
+
+
+def test_without_adapters_the_model_is_its_start_bit_by_bit(tmp_path: Path) -> None:
+    folder = start(tmp_path / "start")
+    source = write(tmp_path / "pairs.jsonl", PAIRS)
+    _, _, model = opened(source, folder, LOSSES[0], "lora(rank=4, dropout=0.5)")
+    model.float()
+    for layer in adapters(model).values():
+        torch.nn.init.normal_(layer.lora_b)
+    ids = torch.tensor([[1, 2, 3, 4]])
+    wanted = qkv.load(folder).model(ids)[0]
+    with torch.no_grad():
+        assert not torch.allclose(model.eval()(ids)[0], wanted, atol=1e-3)
+        with without_adapters(model):
+            assert torch.equal(model(ids)[0], wanted)
+        assert not torch.allclose(model(ids)[0], wanted, atol=1e-3)
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "simpo", "kto"])
+def test_short_answers_are_preferred_after_training(tmp_path: Path, loss: str) -> None:
+    folder = start(tmp_path / "start")
+    source = write(tmp_path / "pairs.jsonl", PAIRS * 4 if loss != "kto" else JUDGED * 2)
+    changes = [*FEW, "training.steps=25", "training.optimizer.lr=0.01", f"task.loss={loss}"]
+    run = qkv.train(source, changes, task="prefer", start=folder, out=tmp_path / "run", validation=str(source))
+    evaluation = run.evaluation["splits"]["validation"]  # type: ignore[index]
+    figures = evaluation["figures"]
+    assert figures["accuracy"] >= 90
+    if loss != "simpo":
+        assert figures["margin"] > 0
+        again = qkv.evaluate(run)
+        assert again["accuracy"] == figures["accuracy"]
+        assert again["margin"] == pytest.approx(figures["margin"], rel=1e-3)
+
+
+def test_chosen_answers_that_become_less_likely_are_said(tmp_path: Path) -> None:
+    folder = start(tmp_path / "start")
+    task, dataset, model = opened(write(tmp_path / "pairs.jsonl", PAIRS), folder, LOSSES[0])
+    moved(model)
+    with torch.no_grad():
+        outcomes = [outcome for batch in dataset.rows("validation") for outcome in task.observe(model, batch).outcomes]
+    (note,) = task._notes(outcomes)
+    assert "less likely" in note
+    figures = task._figures_of_answers(outcomes)
+    assert figures["reward_chosen"] < 0
+    assert figures["margin"] == pytest.approx(figures["reward_chosen"] - figures["reward_rejected"])
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    folder, source = start(tmp_path / "start"), write(tmp_path / "pairs.jsonl", PAIRS * 4)
+    arguments = {"task": "prefer", "start": folder, "validation": str(source)}
+    changes = [*FEW, "training.adapt=whole", "training.schedule=constant", "training.checkpoints.every=2"]
+    whole = qkv.train(source, [*changes, "training.steps=4"], out=tmp_path / "a", **arguments)
+    qkv.train(source, [*changes, "training.steps=2"], out=tmp_path / "b", **arguments)
+    resumed = qkv.train(source, [*changes, "training.steps=4"], out=tmp_path / "b", **arguments)
+    for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_labels_need_kto_and_choose_it(tmp_path: Path) -> None:
+    folder, source = start(tmp_path / "start"), write(tmp_path / "judged.jsonl", JUDGED * 4)
+    run = qkv.train(source, [*FEW, "training.steps=1"], task="prefer", start=folder, out=tmp_path / "run")
+    assert run.recipe.task.loss.kind == "kto"  # type: ignore[attr-defined]
