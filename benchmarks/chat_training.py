@@ -133,7 +133,9 @@ def teach_form(start: str, folder: Path, options: argparse.Namespace, seed: int)
     began = time.perf_counter()
     run = qkv.train(
         source,
-        ["training.steps=2"] if options.smoke else [f"training.minutes={options.minutes}", f"training.seed={seed}"],
+        overrides=["training.steps=2"]
+        if options.smoke
+        else [f"training.minutes={options.minutes}", f"training.seed={seed}"],
         task="chat",
         start=start,
         validation=str(test),
@@ -177,7 +179,9 @@ def teach_short(start: str, folder: Path, options: argparse.Namespace, seeds: Se
         began = time.perf_counter()
         run = qkv.train(
             paths[0],
-            ["training.steps=2"] if options.smoke else [f"training.minutes={options.minutes}", f"training.seed={seed}"],
+            overrides=["training.steps=2"]
+            if options.smoke
+            else [f"training.minutes={options.minutes}", f"training.seed={seed}"],
             task="prefer",
             start=start,
             validation=str(paths[1]),

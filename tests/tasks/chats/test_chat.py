@@ -77,8 +77,8 @@ def test_loss_and_gradients_equal_those_of_single_conversations(tmp_path: Path, 
             assert torch.allclose(found[name], p.grad, atol=1e-9), name
 
 
-def test_a_step_of_several_batches_averages_over_all_its_targets(tmp_path: Path) -> None:
-    """The loss of a step is a sum over its targets over their number, not a mean of means."""
+@torch.no_grad()
+def test_the_sum_over_two_batches_is_that_over_all(tmp_path: Path) -> None:
     folder = start(tmp_path / "start")
     task, dataset = opened(write(tmp_path / "talks.jsonl", TALKS), folder, batching=LengthBuckets())
     model = qkv.load(folder).model.double()
@@ -104,7 +104,7 @@ def test_a_long_conversation_is_cut_after_a_whole_answer(tmp_path: Path) -> None
     texts = [example.fields for example in dataset.examples["train"]]
     end = tokenizer().core.token_to_id(END)
     assert all(len(text.ids) <= 96 and text.ids[-1] == end and text.targets[-1] for text in texts)
-    assert any("cut after the last answer" in note for note in dataset.notes)
+    assert any("after the last answer that fits is left out" in note for note in dataset.notes)
     assert task.limits(dataset.recipe) == {"messages": 96}
 
 
@@ -115,7 +115,7 @@ def test_what_cannot_be_learned_is_told(tmp_path: Path) -> None:
     _, dataset = opened(source, start(tmp_path / "start"))
     notes = " ".join(dataset.notes)
     assert "no answer of the assistant" in notes
-    assert "ends after the 96 tokens that fit" in notes
+    assert "no answer ends within the 96 tokens that fit" in notes
     assert "tokens are targets" in notes
     with pytest.raises(UserError, match="cannot be used"):
         opened(write(tmp_path / "none.jsonl", [silent, silent]), tmp_path / "start")
@@ -145,7 +145,7 @@ def test_a_run_chats_in_the_trained_form(tmp_path: Path) -> None:
     """Trained, compared with the start, resumed, exported: the template and the end of an answer go along."""
     folder = start(tmp_path / "start")
     source = write(tmp_path / "talks.jsonl", TALKS * 3)
-    run = qkv.train(source, FEW, task="chat", start=folder, out=tmp_path / "run", validation=str(source))
+    run = qkv.train(source, overrides=FEW, task="chat", start=folder, out=tmp_path / "run", validation=str(source))
     figures = run.evaluation["splits"]["validation"]["figures"]  # type: ignore[index]
     assert figures["loss"] < figures["loss_of_start"]
     assert run.tokenizer.chat_template == TEMPLATE
@@ -161,8 +161,8 @@ def test_a_run_chats_in_the_trained_form(tmp_path: Path) -> None:
 def test_adapters_leave_the_start_as_the_baseline(tmp_path: Path) -> None:
     folder, source = start(tmp_path / "start"), write(tmp_path / "talks.jsonl", TALKS * 3)
     arguments = {"task": "chat", "start": folder, "validation": str(source)}
-    whole = qkv.train(source, FEW, out=tmp_path / "whole", **arguments)
-    lora = qkv.train(source, [*FEW[:3]], out=tmp_path / "lora", **arguments)
+    whole = qkv.train(source, overrides=FEW, out=tmp_path / "whole", **arguments)
+    lora = qkv.train(source, overrides=FEW[:3], out=tmp_path / "lora", **arguments)
     assert lora.recipe.training.adapt.kind == "lora"
     loss = [run.evaluation["splits"]["validation"]["figures"]["loss_of_start"] for run in (whole, lora)]  # type: ignore[index]
     assert loss[0] == pytest.approx(loss[1], rel=1e-5)

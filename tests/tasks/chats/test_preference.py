@@ -162,6 +162,7 @@ def test_the_loss_of_a_batch_equals_that_of_single_rows(tmp_path: Path, part: An
         assert found == pytest.approx(looped(part, policy, reference, lengths, good, z), rel=1e-6)
 
 
+@torch.no_grad()
 def test_before_the_first_step_the_loss_is_log_2_and_no_prompt_counts(tmp_path: Path) -> None:
     task, dataset, model = opened(
         write(tmp_path / "pairs.jsonl", PAIRS), start(tmp_path / "start"), LOSSES[0], "lora(4)"
@@ -198,7 +199,9 @@ def test_short_answers_are_preferred_after_training(tmp_path: Path, loss: str) -
     folder = start(tmp_path / "start")
     source = write(tmp_path / "pairs.jsonl", PAIRS * 4 if loss != "kto" else JUDGED * 2)
     changes = [*FEW, "training.steps=25", "training.optimizer.lr=0.01", f"task.loss={loss}"]
-    run = qkv.train(source, changes, task="prefer", start=folder, out=tmp_path / "run", validation=str(source))
+    run = qkv.train(
+        source, overrides=changes, task="prefer", start=folder, out=tmp_path / "run", validation=str(source)
+    )
     evaluation = run.evaluation["splits"]["validation"]  # type: ignore[index]
     figures = evaluation["figures"]
     assert figures["accuracy"] >= 90
@@ -211,29 +214,29 @@ def test_short_answers_are_preferred_after_training(tmp_path: Path, loss: str) -
 
 def test_chosen_answers_that_become_less_likely_are_said(tmp_path: Path) -> None:
     folder = start(tmp_path / "start")
-    task, dataset, model = opened(write(tmp_path / "pairs.jsonl", PAIRS), folder, LOSSES[0])
-    moved(model)
-    with torch.no_grad():
-        outcomes = [outcome for batch in dataset.rows("validation") for outcome in task.observe(model, batch).outcomes]
+    task, _, _ = opened(write(tmp_path / "pairs.jsonl", PAIRS), folder, LOSSES[0])
+    outcomes = [((-8.0, -6.0, 4, True), (-12.0, -6.0, 3, False)), ((-4.0, -3.0, 2, True), (-2.0, -1.0, 1, False))]
     (note,) = task._notes(outcomes)
-    assert "less likely" in note
+    assert "less likely: -2.000 nats per token, -1.500 before" in note
     figures = task._figures_of_answers(outcomes)
-    assert figures["reward_chosen"] < 0
-    assert figures["margin"] == pytest.approx(figures["reward_chosen"] - figures["reward_rejected"])
+    assert figures["reward_chosen"] == pytest.approx(0.3 * (-2 - 1) / 2)
+    assert figures["reward_rejected"] == pytest.approx(0.3 * (-6 - 1) / 2)
+    assert figures["accuracy"] == 50
+    assert figures["log_probability_chosen"] == pytest.approx(-2)
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     folder, source = start(tmp_path / "start"), write(tmp_path / "pairs.jsonl", PAIRS * 4)
     arguments = {"task": "prefer", "start": folder, "validation": str(source)}
     changes = [*FEW, "training.adapt=whole", "training.schedule=constant", "training.checkpoints.every=2"]
-    whole = qkv.train(source, [*changes, "training.steps=4"], out=tmp_path / "a", **arguments)
-    qkv.train(source, [*changes, "training.steps=2"], out=tmp_path / "b", **arguments)
-    resumed = qkv.train(source, [*changes, "training.steps=4"], out=tmp_path / "b", **arguments)
+    whole = qkv.train(source, overrides=[*changes, "training.steps=4"], out=tmp_path / "a", **arguments)
+    qkv.train(source, overrides=[*changes, "training.steps=2"], out=tmp_path / "b", **arguments)
+    resumed = qkv.train(source, overrides=[*changes, "training.steps=4"], out=tmp_path / "b", **arguments)
     for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
 def test_labels_need_kto_and_choose_it(tmp_path: Path) -> None:
     folder, source = start(tmp_path / "start"), write(tmp_path / "judged.jsonl", JUDGED * 4)
-    run = qkv.train(source, [*FEW, "training.steps=1"], task="prefer", start=folder, out=tmp_path / "run")
+    run = qkv.train(source, overrides=[*FEW, "training.steps=1"], task="prefer", start=folder, out=tmp_path / "run")
     assert run.recipe.task.loss.kind == "kto"  # type: ignore[attr-defined]

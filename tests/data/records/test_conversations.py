@@ -1,0 +1,213 @@
+"""Conversations and preferences of a table, in the forms in which people store them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qkv.data.records.conversations.read import (
+    CONVERSATION_ROLES,
+    PREFERENCE_ROLES,
+    JudgedAnswer,
+    Preference,
+    read_conversation,
+    read_preference,
+)
+from qkv.data.records.open import open_records
+from qkv.data.records.values import Unusable
+from qkv.spec.data import Data
+from qkv.system.errors import UserError
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+WORDS = st.text("abc de", min_size=1).filter(str.strip)
+TURNS = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=3)
+
+
+def messages(*turns: tuple[str, str]) -> list[dict[str, Any]]:
+    pairs = [[{"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in turns]
+    return [message for pair in pairs for message in pair]
+
+
+def sharegpt(*turns: tuple[str, str]) -> list[dict[str, Any]]:
+    return [{"from": name, "value": text} for turn in turns for name, text in zip(("human", "gpt"), turn, strict=True)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(TURNS)
+def test_every_form_gives_the_same_messages(turns: list[tuple[str, str]]) -> None:
+    wanted = tuple(messages(*turns))
+    *before, (question, answer) = turns
+    rows = [
+        {"messages": messages(*turns)},
+        {"messages": json.dumps(messages(*turns))},
+        {"messages": sharegpt(*turns)},
+        {"prompt": [*messages(*before), {"role": "user", "content": question}], "completion": answer},
+        {"prompt": question, "completion": answer, "history": [list(turn) for turn in before]},
+    ]
+    assert [read_conversation(row).messages for row in rows] == [wanted] * len(rows)
+
+
+def test_what_stands_beside_the_messages() -> None:
+    row = {"prompt": "add", "context": "1 and 2", "completion": "3", "system": "be short", "tools": json.dumps([TOOL])}
+    conversation = read_conversation(row)
+    assert conversation.messages == (
+        {"role": "system", "content": "be short"},
+        {"role": "user", "content": "add\n\n1 and 2"},
+        {"role": "assistant", "content": "3"},
+    )
+    assert conversation.tools == (TOOL,)
+    assert read_conversation({"messages": [*messages(("a", "b")), {"role": "user", "content": "c"}]}).left_out == 1
+
+
+def test_tool_calls_and_parts_take_the_form_of_templates() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    row = [
+        {"role": "user", "content": [{"type": "text", "text": "add "}, {"type": "text", "text": "1"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "1"},
+        {"role": "assistant", "content": "2", "reasoning_content": "easy", "weight": 0},
+    ]
+    read = read_conversation({"messages": row}).messages
+    assert read[0]["content"] == "add 1"
+    assert read[1] == {"role": "assistant", "content": "", "tool_calls": [{"id": "1", **CALL}]}
+    assert read[3] == {"role": "assistant", "content": "2", "reasoning_content": "easy", "weight": 0}
+    older = [row[0], {"role": "assistant", "function_call": {"name": "add", "arguments": "{}"}}]
+    assert read_conversation({"messages": older}).messages[1]["tool_calls"][0]["function"]["name"] == "add"
+    form = [
+        {"from": "human", "value": "add"},
+        {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'},
+    ]
+    assert read_conversation({"messages": form}).messages[1]["tool_calls"] == [CALL]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"messages": [{"role": "user", "content": "a"}]}, "no answer"),
+        ({"messages": messages(("a", " "))}, "is empty"),
+        ({"messages": [{"role": "narrator", "content": "a"}]}, "'narrator'; allowed: system"),
+        ({"messages": "hello"}, "not a list of messages"),
+        ({"messages": ["hello"]}, "not an object"),
+        ({"messages": "[{"}, "is not JSON"),
+        ({"messages": [{"role": "tool", "content": "2"}, *messages(("a", "b"))]}, "no message before it calls a tool"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, *messages(("a", "b"))]}, "'image_url'"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            "arguments that are not JSON",
+        ),
+        ({"prompt": " ", "completion": "a"}, "prompt is empty"),
+        ({"prompt": "a", "completion": ""}, "completion is empty"),
+        ({"prompt": "a", "completion": "b", "history": "c"}, "not a list of turns"),
+        ({"prompt": "a", "completion": "b", "tools": "c"}, "not a list of objects"),
+        ({}, "neither messages nor a prompt"),
+    ],
+)
+def test_a_row_that_cannot_be_used_has_a_reason(row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Unusable, match=reason):
+        read_conversation(row)
+
+
+@settings(max_examples=40, deadline=None)
+@given(TURNS, WORDS, WORDS)
+def test_every_form_of_a_preference(turns: list[tuple[str, str]], good: str, bad: str) -> None:
+    good, bad = f"yes {good}", f"no {bad}"
+    *before, (question, _) = turns
+    prompt = [*messages(*before), {"role": "user", "content": question}]
+    chosen, rejected = ([{"role": "assistant", "content": text}] for text in (good, bad))
+    wanted = Preference(tuple(prompt), tuple(chosen), tuple(rejected))
+    rows = [
+        {"prompt": prompt, "chosen": good, "rejected": bad},
+        {"prompt": prompt, "chosen": chosen, "rejected": rejected},
+        {"prompt": prompt, "chosen": prompt + chosen, "rejected": prompt + rejected},
+        {"chosen": prompt + chosen, "rejected": prompt + rejected},
+        {
+            "messages": [*sharegpt(*before), {"from": "human", "value": question}],
+            "chosen": {"from": "gpt", "value": good},
+            "rejected": {"from": "gpt", "value": bad},
+        },
+    ]
+    assert [read_preference(row) for row in rows] == [wanted] * len(rows)
+
+
+@pytest.mark.parametrize(("label", "good"), [(True, True), ("false", False), (1, True), (-1, False), (0.0, False)])
+def test_a_label_judges_one_answer(label: Any, good: bool) -> None:
+    judged = read_preference({"prompt": "a", "completion": "b", "label": label})
+    assert judged == JudgedAnswer(tuple(messages(("a", "b"))[:1]), tuple(messages(("a", "b"))[1:]), good)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "are equal"),
+        ({"prompt": "a", "chosen": "b", "rejected": ""}, "rejected is empty"),
+        ({"chosen": "b", "rejected": "c"}, "no prompt"),
+        ({"prompt": "a", "completion": "b"}, "nor a label"),
+        ({"prompt": "a", "completion": "b", "label": "maybe"}, "'maybe'; allowed"),
+    ],
+)
+def test_a_preference_that_cannot_be_used_has_a_reason(row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Unusable, match=reason):
+        read_preference(row)
+
+
+FILES: dict[str, tuple[list[dict[str, Any]], dict[str, str]]] = {
+    "messages.jsonl": (
+        [{"id": i, "messages": messages((f"q{i}", f"a{i}"))} for i in range(30)],
+        {"messages": "messages"},
+    ),
+    "sharegpt.json": (
+        [{"conversations": sharegpt((f"q{i}", f"a{i}"))} for i in range(30)],
+        {"messages": "conversations"},
+    ),
+    "alpaca.jsonl": (
+        [{"instruction": f"q{i}", "input": "", "output": f"a{i}"} for i in range(30)],
+        {"prompt": "instruction", "context": "input", "completion": "output"},
+    ),
+    "pairs.csv": (
+        [{"question": f"q{i}", "answer": f"a{i}"} for i in range(30)],
+        {"prompt": "question", "completion": "answer"},
+    ),
+    "messages.csv": (
+        [{"messages": json.dumps(messages((f"q{i}", f"a{i}")))} for i in range(30)],
+        {"messages": "messages"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_columns_are_recognised_and_told(tmp_path: Path, name: str) -> None:
+    rows, columns = FILES[name]
+    path = tmp_path / name
+    if name.endswith(".csv"):
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        path.write_text(json.dumps(rows) if name.endswith(".json") else "".join(json.dumps(row) + "\n" for row in rows))
+    records = open_records(Data(source=str(path)), CONVERSATION_ROLES)
+    assert records.columns == columns
+    assert any(f"{column!r}" in records.notes[0] for column in columns.values())
+    read = [read_conversation(row).messages for rows in records.splits.values() for row in rows]
+    assert sorted(each[0]["content"] for each in read) == sorted(f"q{i}" for i in range(30))
+    assert all(each[1]["content"] == each[0]["content"].replace("q", "a") for each in read)
+
+
+def test_columns_can_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "talks.jsonl"
+    path.write_text("".join(json.dumps({"x": f"q{i}", "y": f"a{i}", "z": f"b{i}"}) + "\n" for i in range(20)))
+    records = open_records(
+        Data(source=str(path), columns={"prompt": "x", "chosen": "z", "rejected": "y"}), PREFERENCE_ROLES
+    )
+    preference = read_preference(records.splits["train"][0])
+    assert isinstance(preference, Preference)
+    assert preference.chosen[0]["content"].startswith("b")
+    with pytest.raises(UserError, match="no column 'w'"):
+        open_records(Data(source=str(path), columns={"prompt": "w"}), PREFERENCE_ROLES)
