@@ -14,6 +14,7 @@ from qkv.ops.attention.twins import (
     banded,
     blockwise,
     boxed,
+    documents,
     fused_onednn,
     native,
     products,
@@ -63,6 +64,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Ten
 
 
 def _selected(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem) -> Tensor:
+    parts = documents.parts_of(q, k, problem)
+    if parts is not None:
+        return documents.attention(q, k, v, problem, parts, _selected)
     twin = choice(q, k, v, problem).twin
     if torch.compiler.is_compiling() and twin in boxed.TWINS:
         return boxed.attention(twin, q, k, v, problem)
