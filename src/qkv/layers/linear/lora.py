@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from qkv.layers.linear.linear import Linear
+from qkv.layers.linear.quantized import QuantizedTable
 from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.dropout import dropout
 from qkv.ops.linear.choose import linear
+from qkv.ops.linear.low_rank import LowRankMap, low_rank
+from qkv.ops.quantized.packed import PackedMatrix
+from qkv.ops.quantized.reference import unpack
 from qkv.spec.models.adapt import LoRA
 
 A, B = "lora_a", "lora_b"
@@ -31,12 +35,13 @@ class LowRank(Linear):
 
     x (…, I), W (O, I), A (R, I), B (O, R), y (…, O). The attribute ``weight`` is W + s B A, so that the adapter also
     applies in code that reads the matrix without calling the layer (without dropout). A state dict always stores W
-    itself as ``weight``.
+    itself as ``weight``, or as ``matrix`` if it is quantised.
     """
 
     def __init__(self, base: nn.Linear, part: LoRA):
         """Take W and b from ``base`` and freeze them. A ~ U(-1/√I, 1/√I) as in the authors' code, B = 0."""
         nn.Module.__init__(self)
+        self.matrix: QuantizedTable | None
         self.in_features, self.out_features, self.scale, self.dropout = (
             base.in_features,
             base.out_features,
@@ -52,14 +57,22 @@ class LowRank(Linear):
         self.lora_b = nn.Parameter(torch.zeros(base.out_features, part.rank).to(base.weight))
         nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
         self.register_buffer("base", None, persistent=False)
+        self.register_module("matrix", None)
         self.train(base.training)
 
     @property
-    def stored(self) -> nn.Parameter:
-        """Parameter registered as ``weight``: W, or W + s B A while the adapter is merged."""
-        weight = self._parameters["weight"]
+    def stored(self) -> Tensor:
+        """Parameter registered as ``weight``: W, or W + s B A while the adapter is merged; the numbers of a quantised
+        W.
+        """
+        weight = self._parameters["weight"] if self.matrix is None else self.matrix.packed.stored
         assert weight is not None
         return weight
+
+    @property
+    def frozen(self) -> Tensor | PackedMatrix:
+        """W in the form that operators accept, or W + s B A while the adapter is merged."""
+        return self.stored if self.matrix is None else self.matrix.packed
 
     @property
     def merged(self) -> bool:
@@ -69,18 +82,30 @@ class LowRank(Linear):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """Effective weight, W + s B A."""
-        return self.stored if self.merged else merged_weight(self.stored, self.lora_a, self.lora_b, self.scale)
+        weight = self.stored if self.matrix is None else unpack(self.matrix.packed)
+        return weight if self.merged else merged_weight(weight, self.lora_a, self.lora_b, self.scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = linear(x, self.stored, self.bias)
         if self.merged:
-            return y
-        return y + self.scale * linear(linear(dropout(x, self.dropout, self.training), self.lora_a), self.lora_b)
+            return linear(x, self.stored, self.bias)
+        if self.training and self.dropout:
+            y = linear(x, self.frozen, self.bias)
+            return y + self.scale * linear(linear(dropout(x, self.dropout, True), self.lora_a), self.lora_b)
+        return low_rank(_same, (x,), self._map)
+
+    @property
+    def _map(self) -> LowRankMap:
+        return LowRankMap(self.frozen, self.bias, self.lora_a, self.lora_b, self.scale)
+
+    def hold(self, matrix: PackedMatrix) -> None:
+        """Replace W by ``matrix``, its quantised form. The adapter then stays apart: ``merge`` does nothing."""
+        self._parameters["weight"] = None
+        self.matrix = QuantizedTable(matrix)
 
     @torch.no_grad()
     def merge(self) -> None:
         """Replace the weight by W + s B A and keep a copy of W. A and B get no gradients until ``unmerge``."""
-        if not self.merged:
+        if not self.merged and self.matrix is None:
             base = self.stored.data
             self.stored.data = merged_weight(base, self.lora_a, self.lora_b, self.scale)
             self.base = base
@@ -97,7 +122,10 @@ class LowRank(Linear):
         self.lora_b, self.scale = nn.Parameter(self.scale * self.lora_b), 1.0
 
     def plain(self) -> Linear:
-        """Return an equivalent linear layer without adapter."""
+        """Return an equivalent linear layer without adapter; with a quantised W, this layer with its scale in B."""
+        if self.matrix is not None:
+            self.absorb_scale()
+            return self
         with torch.device("meta"):
             layer = Linear(self.in_features, self.out_features, bias=self.bias is not None)
         layer.weight = nn.Parameter(self.weight.detach())
@@ -115,6 +143,21 @@ class LowRank(Linear):
         super()._load_from_state_dict(*args, **kwargs)
 
 
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def call_on(layer: nn.Module, make: Callable[..., Tensor], *parts: Tensor) -> Tensor:
+    """Compute layer(make(*parts)); an adapter in training remembers ``parts`` in place of what ``make`` computes.
+
+    make: deterministic function without parameters that takes little time.
+    """
+    plain = type(layer) is not LowRank or layer.merged or (layer.training and layer.dropout)
+    if plain or layer._forward_hooks or layer._forward_pre_hooks:
+        return layer(make(*parts))  # type: ignore[no-any-return]
+    return low_rank(make, parts, layer._map)
+
+
 def wrap(model: nn.Module, paths: Iterable[str], part: LoRA) -> None:
     """Wrap the linear layer at each of ``paths`` in an adapter, in place."""
     for path in paths:
@@ -129,7 +172,9 @@ def adapters(model: nn.Module) -> dict[str, LowRank]:
 
 
 def fold(model: nn.Module) -> None:
-    """Replace each adapted layer of ``model`` by an equivalent linear layer with weight W + s B A, in place."""
+    """Replace each adapted layer of ``model`` by an equivalent linear layer with weight W + s B A, in place. Adapters
+    beside quantised weights stay, because rounding W + s B A would undo a part of what they learned.
+    """
     for path, module in adapters(model).items():
         model.set_submodule(path, module.plain())
 

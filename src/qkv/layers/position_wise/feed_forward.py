@@ -10,6 +10,7 @@ from qkv.layers.branch import Branch, State
 from qkv.layers.context import Context
 from qkv.layers.layout import Layouts, matrix
 from qkv.layers.linear.linear import Linear, activated_by
+from qkv.layers.linear.lora import call_on
 from qkv.layers.norms import build_norm
 from qkv.layers.observable import Points, standard
 from qkv.layers.position_wise.activations import ACTIVATIONS, build_activation
@@ -75,6 +76,8 @@ class GatedFeedForward(Branch):
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         gate, up = self.gate_up(x).chunk(2, -1)
+        if context.tap is None and self.norm is None and not (self.training and self.dropout):
+            return call_on(self.down, self.multiply, gate, up), state
         if context.tap is not None:
             gate, up = self.offer(context.tap, "gate", gate), self.offer(context.tap, "up", up)
         hidden = self.offer(context.tap, "activation", self.multiply(gate, up))

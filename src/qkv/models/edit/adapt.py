@@ -11,8 +11,10 @@ from torch import nn
 
 from qkv.layers.branch import linear_maps
 from qkv.layers.linear.lora import LowRank, wrap
+from qkv.models.edit.quantize import quantize
 from qkv.models.transformer import Transformer
 from qkv.spec.models import adapt as spec
+from qkv.spec.models.quantization import Quantization
 from qkv.spec.register import implementation, implements
 from qkv.spec.training import Training
 from qkv.system.errors import UserError, nearest
@@ -93,12 +95,26 @@ def adapt(model: Transformer, training: Training) -> None:
     """
     add_adapters(model, training)
     names = [name for name, _ in model.named_parameters()]
-    learning = _way(training.adapt).learning(model, names) - matching(training.frozen, names, "training.frozen")
+    learning = _learning(model, training, names)
     if not learning:
         raise UserError("training.adapt and training.frozen leave no trainable parameter; freeze fewer")
     for name, parameter in model.named_parameters():
         if name not in learning:
             parameter.requires_grad_(False)
+
+
+def narrow_frozen(model: Transformer, training: Training, part: Quantization | None) -> None:
+    """Quantise the weights of ``model`` as ``part`` says, in place, except those that are trained beside adapters. Does
+    nothing without ``part``.
+    """
+    if part is not None:
+        names = [name for name, _ in model.named_parameters()]
+        apart = _learning(model, training, names) if training.adapt.adds_matrices else set[str]()
+        quantize(model, part, apart)
+
+
+def _learning(model: Transformer, training: Training, names: list[str]) -> set[str]:
+    return _way(training.adapt).learning(model, names) - matching(training.frozen, names, "training.frozen")
 
 
 def add_adapters(model: nn.Module, training: Training) -> None:

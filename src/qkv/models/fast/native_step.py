@@ -208,7 +208,7 @@ class NativeStep:
         if type(layer) is QuantizedLinear:
             return self._table(layer.matrix, layer.bias)
         if type(layer) is LowRank and (layer.merged or layer.scale == 1.0):
-            return self._table(layer.stored, layer.bias)
+            return self._table(layer.stored if layer.matrix is None else layer.matrix, layer.bias)
         if type(layer) is not Linear:
             raise Unknown(f"a linear layer of the class {type(layer).__name__}")
         return self._table(layer.weight, layer.bias)

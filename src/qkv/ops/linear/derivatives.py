@@ -23,12 +23,12 @@ def derivatives(
     """Compute the gradients of x, weight and bias; None for gradients that are not needed.
 
     ``by_weight``, ``product``: functions for the matrix products dx = g W and dW = g^T x. ctx: context of a forward
-    pass, with x and weight saved.
+    pass, with weight saved, and x if the weight needs a gradient.
     """
     x, weight = ctx.saved_tensors
-    grad = grad.reshape(-1, weight.shape[0])
+    rows, grad = grad.shape[:-1], grad.reshape(-1, weight.shape[0])
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-    dx = by_weight(grad, weight).view(x.shape) if needs_x else None
+    dx = by_weight(grad, weight).view(*rows, weight.shape[1]) if needs_x else None
     dw = product(grad.t(), x.reshape(-1, x.shape[-1])) if needs_weight else None
     return dx, dw, grad.sum(0) if needs_bias else None
 
@@ -44,7 +44,7 @@ def differentiable(forward: Forward, by_weight: Product, product: Product) -> Fo
     class Products(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            ctx.save_for_backward(x, weight)
+            ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)  # only dW needs x
             return forward(x, weight, bias)
 
         @staticmethod

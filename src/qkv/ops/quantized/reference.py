@@ -10,11 +10,14 @@ numbers, scales and minimums, w = s q + m, without rounding (``pack_numbers``).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from qkv.ops.at_least_single import single_or_wider
+from qkv.ops.autocast import product_dtype, without_autocast
 from qkv.ops.native.library import BLOCK, TILE
 from qkv.ops.quantized.packed import PackedMatrix
 
@@ -80,10 +83,44 @@ def _rows_of(scale: Tensor, rows: Tensor | None, outer: int) -> Tensor:
 
 
 def linear(x: Tensor, weight: PackedMatrix, bias: Tensor | None = None) -> Tensor:
-    """Compute y = x W^T + b by parts of W's rows, with a gradient for x. x (…, I), b (O) or None -> (…, O)."""
-    parts = [F.linear(x, unpack(part).to(x.dtype)) for part in _parts(weight)]
-    y = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    """Compute y = x W^T + b by parts of W's rows, with a gradient for x. x (…, I), b (O) or None -> (…, O).
+
+    The backward pass dequantises W again, so that a graph of many layers holds none of it.
+    """
+    y = _Dequantisation.apply(x, weight)
     return y if bias is None else y + bias.to(y.dtype)
+
+
+class _Dequantisation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: PackedMatrix) -> Tensor:
+        ctx.weight, ctx.dtype = weight, x.dtype
+        dtype = product_dtype(x)
+        with without_autocast(x):
+            parts = [F.linear(x.to(dtype), part) for part in _dense(weight, dtype)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return by_weight(grads[0], ctx.weight).to(ctx.dtype), None
+
+
+def by_weight(y: Tensor, weight: PackedMatrix) -> Tensor:
+    """Compute y W by parts of W's rows, which are added in fp32 or wider: y (…, O) -> (…, I)."""
+    begin, total = 0, y.new_zeros(*y.shape[:-1], weight.inner, dtype=single_or_wider(y.dtype))
+    for part in _dense(weight, y.dtype):
+        total += y[..., begin : begin + len(part)] @ part
+        begin += len(part)
+    return total.to(y.dtype)
+
+
+def _dense(weight: PackedMatrix, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield parts of W's rows in ``dtype``; the whole W if it is stored so."""
+    if weight.stored.dtype == dtype:
+        yield weight.stored
+        return
+    for part in _parts(weight):
+        yield unpack(part).to(dtype)
 
 
 def _parts(weight: PackedMatrix) -> Iterator[PackedMatrix]:

@@ -15,8 +15,8 @@ from qkv.interop.files.mapped import MappedFile, watch
 from qkv.interop.files.places import is_published, may_be_name
 from qkv.interop.load import PublishedModel, load_published
 from qkv.layers.linear.lora import fold
-from qkv.models.edit.adapt import add_adapters
-from qkv.models.edit.quantize import compute_in_fp32, quantize
+from qkv.models.edit.adapt import add_adapters, narrow_frozen
+from qkv.models.edit.quantize import compute_in_fp32
 from qkv.models.transformer import Transformer
 from qkv.models.wide import build_wide
 from qkv.runs.metrics import rows_of
@@ -116,8 +116,7 @@ def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False)
     with torch.device("meta"):
         model = Transformer(recipe.model)
         add_adapters(model, recipe.training)
-        if recipe.quantized is not None:
-            quantize(model, recipe.quantized)
+        narrow_frozen(model, recipe.training, recipe.quantized)
     wide = recipe.wide and build_wide(recipe.wide, model.head.num_outputs)
     take_weights(model, tensors, folder / WEIGHTS, wide)
     watch(model, [source] if source else [])
