@@ -13,9 +13,12 @@ from tests.training.kill_storm import differences, ignore, live, small_recipe, w
 import qkv
 from qkv.layers.linear.lora import adapters
 from qkv.models.build import build
+from qkv.models.edit.quantize import widened
+from qkv.ops.quantized.reference import pack
 from qkv.runs.storage.checkpoint import CheckpointStore
 from qkv.runs.storage.files import read_tensors
 from qkv.runs.storage.load import load_adapted
+from qkv.spec.models.quantization import Quantization
 from qkv.spec.recipe import Recipe
 from qkv.system.errors import UserError
 from qkv.training.environment import FILE
@@ -116,3 +119,40 @@ def test_another_adapter_is_another_recipe_and_the_default_is_none(text: Path, t
 def test_a_rate_for_nothing_is_refused(text: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"training\.rates: no parameter has a path like 'blocs'; did you mean"):
         train(recipe_of(text, 1, rates={"blocs": 0.5}), tmp_path / "run", on_event=ignore)
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_frozen_weights_stay_narrow_beside_adapters(text: Path, tmp_path: Path, bits: int) -> None:
+    """A run whose frozen weights are quantised holds what it was quantised from, resumes bit for bit, and predicts with
+    its adapters.
+    """
+    recipe = recipe_of(text, 4, adapt={**LORA, "dropout": 0.0}).changed(quantized=Quantization(bits=bits))  # type: ignore[arg-type]
+    whole = train(recipe, tmp_path / "whole", on_event=ignore)
+    train(recipe.changed(training=recipe.training.changed(steps=2)), tmp_path / "part", on_event=ignore)
+    train(recipe, tmp_path / "part", on_event=ignore)
+    ends = [CheckpointStore(tmp_path / name / "resume").load(lambda _: None) for name in ("whole", "part")]
+    assert ends[0]
+    assert ends[1]
+    for name, tensor in ends[0].tensors["weights"].items():
+        assert torch.equal(ends[1].tensors["weights"][name], tensor), name
+    tensors, _ = read_tensors(tmp_path / "whole" / "model.safetensors")
+    stored = next(tensor for name, tensor in tensors.items() if name.endswith("qkv.matrix.stored"))
+    assert stored.dtype == {16: torch.bfloat16, 8: torch.int8, 4: torch.uint8}[bits]
+    model = load_adapted(tmp_path / "whole").model
+    begun = build(whole.recipe.model, recipe.training.seed)
+    for path, adapter in adapters(model).items():
+        assert adapter.lora_b.abs().max() > 0
+        packed = pack(begun.get_submodule(path).weight, bits, recipe.quantized.size if recipe.quantized else 0)  # type: ignore[arg-type]
+        assert torch.equal(adapter.stored, packed.stored)
+    ids = torch.arange(8)[None] % 5
+    with torch.no_grad():
+        ours, dense = whole.model(ids)[0], widened(model)(ids)[0]
+    assert (ours - dense).abs().max() <= 0.05 * dense.abs().max()
+    assert qkv.generate(whole, "a", max_new_tokens=4)
+
+
+def test_quantised_weights_are_trained_only_beside_adapters(text: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(text, 2).changed(quantized=Quantization(bits=8))
+    with pytest.raises(UserError, match=r"quantised to 8 bits and cannot be trained; .* training\.adapt=lora"):
+        train(recipe, tmp_path / "run", on_event=ignore)
+    assert not (tmp_path / "run" / "spec.yaml").exists()

@@ -181,6 +181,7 @@ class _Source(NamedTuple):
 
 def _read(source: Path, copy: bool) -> _Source:
     from qkv.interop.load import load_published
+    from qkv.models.edit.quantize import widened
     from qkv.models.wide import DEEP
     from qkv.runs.inference.end_tokens import end_ids
     from qkv.runs.storage.load import load
@@ -199,7 +200,9 @@ def _read(source: Path, copy: bool) -> _Source:
         )
         return _Source(*parts, ends=content.sample.stop_token_ids, kept_config=content.kept_config)
     run = load(source, copy=copy, device="cpu")  # files are written from CPU memory
-    if run.recipe.quantized is not None:
+    if run.recipe.quantized is not None and run.recipe.training.adapt.adds_matrices:
+        widened(run.model)
+    elif run.recipe.quantized is not None:
         raise UserError(f"{source} has quantised weights; export the original run")
     if not run.vocabulary.shared:
         raise UserError(f"{source} uses different tokenizers for input and output, which no published family supports")

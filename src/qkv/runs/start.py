@@ -90,7 +90,8 @@ def with_start(recipe: Recipe, previous: Recipe | None = None) -> Recipe:
     Raises ``UserError`` if the start does not exist, if the recipe has another tokenizer or another kind of processor,
     or if the model does not fit the task.
     """
-    check_trainable(recipe, recipe.name or "the recipe")
+    if not recipe.training.adapt.adds_matrices:
+        check_trainable(recipe, recipe.name or "the recipe")
     source = recipe.start.checkpoint
     if source is None:
         return recipe
@@ -155,7 +156,8 @@ def check_trainable(recipe: Recipe, place: str) -> None:
     if recipe.quantized is not None:
         raise UserError(
             f"{place} is quantised to {recipe.quantized.bits} bits and cannot be trained; "
-            "train or fine-tune the original run, and quantise the result"
+            "train or fine-tune the original run, and quantise the result; or train adapters beside quantised weights: "
+            "start from the original run with training.adapt=lora and quantized.bits=8"
         )
 
 

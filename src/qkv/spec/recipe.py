@@ -52,7 +52,9 @@ class Recipe(Spec):
     training: Training = Training()
     sample: Generation = Generation(max_new_tokens=200, temperature=0.8, seed=1)
     quantized: Quantization | None = Field(
-        default=None, description="quantisation of the stored weights, by 'qkv quantize'; such a run is not trained"
+        default=None,
+        description="quantisation of the weights, by 'qkv quantize', or of those that stay frozen beside adapters "
+        "(training.adapt=lora); other runs with quantised weights are not trained",
     )
     quick: dict[str, Any] = {}
     candidates: dict[str, dict[str, Any]] = Field(

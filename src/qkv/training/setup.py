@@ -11,7 +11,7 @@ import torch
 from qkv.data.reading import release
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.build import build
-from qkv.models.edit.adapt import adapt, learned_sentence
+from qkv.models.edit.adapt import adapt, learned_sentence, narrow_frozen
 from qkv.models.transformer import Transformer
 from qkv.models.wide import build_wide
 from qkv.ops.linear.precision import runs_in
@@ -82,18 +82,17 @@ def prepare(
     checkpoint = checkpoints.load(lambda text: tell(Notice(text))) if previous else None
     if previous:
         check_same_recipe(previous, recipe, checkpoint.step if checkpoint else 0, folder)
-    training = recipe.training
-    device = training_device()
+    training, device = recipe.training, training_device()
     written = recipe.start if recipe.start.checkpoint is None else None  # weights of a checkpoint are copied below
     model = build(recipe.model, training.seed, written)
     task.wide = recipe.wide and build_wide(recipe.wide, model.head.num_outputs)
     seconds = 0.0 if checkpoint else _start(model, task, dataset, tell)
-    adapt(model, training)  # adapters wrap existing weights
+    learned = _adapt(model, recipe)
     if checkpoint and previous:
         _check_facts(checkpoint.state, previous, dataset, folder)
         check_kept(folder, had_best(checkpoint, previous, []))
         load_weights(model, checkpoint.tensors["weights"], folder / "resume", task.wide)
-    elif learned := learned_sentence(model, training):
+    elif learned:
         tell(Notice(learned))
     open_reference(task, model, recipe)
     environment = Environment(checkpoints.folder, device, table(), world)
@@ -110,6 +109,16 @@ def prepare(
     setup = Setup(folder, recipe, dataset, task, model, device, checkpoints, environment, world, seconds)
     world.lead(lambda: _write_identity(setup, previous))
     return setup, checkpoint
+
+
+def _adapt(model: Transformer, recipe: Recipe) -> str:
+    """Add adapters around existing weights, quantise those that stay frozen beside them if ``recipe`` says so, and
+    return a message with the number of trainable parameters; "" if all are trainable.
+    """
+    adapt(model, recipe.training)
+    learned = learned_sentence(model, recipe.training)
+    narrow_frozen(model, recipe.training, recipe.quantized)
+    return learned
 
 
 def _start(model: Transformer, task: Task, dataset: Dataset, tell: OnEvent) -> float:

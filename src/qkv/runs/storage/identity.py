@@ -35,7 +35,7 @@ def deciding(recipe: Recipe) -> dict[str, Any]:
     plain = recipe.to_dict()
     plain["data"] = without_folders(plain["data"])
     plain["training"] = {name: value for name, value in plain["training"].items() if name not in _FREE}
-    return {name: plain[name] for name in _DECIDING}
+    return {name: plain[name] for name in (*_DECIDING, _STORED)}
 
 
 def essence(recipe: Recipe) -> dict[str, Any]:
