@@ -29,6 +29,11 @@ class Batching(Part, slot=True):
         """Number of tokens in a window of a text; None for the context length of the model."""
         return None
 
+    @property
+    def packed_length(self) -> int | None:
+        """Number of positions of a row into which whole examples are packed; None for one example per row."""
+        return None
+
     def halved(self) -> Self:
         """Return a copy with half as many tokens per batch, which needs half of the memory.
 
@@ -99,6 +104,10 @@ class BestFit(Batching, kind="best_fit"):
 
     @property
     def tokens_of_window(self) -> int | None:
+        return self.tokens
+
+    @property
+    def packed_length(self) -> int | None:
         return self.tokens
 
 

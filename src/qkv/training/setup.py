@@ -24,6 +24,7 @@ from qkv.runs.storage.folder import SPEC, WEIGHTS, check_kept, had_best
 from qkv.runs.storage.identity import MADE_WITH, deciding, difference, edited, recipe_digest, write_parts
 from qkv.spec.files.yaml_io import read_recipe, write_spec
 from qkv.spec.recipe import Recipe
+from qkv.spec.training import Training
 from qkv.system.device import training_device
 from qkv.system.errors import UserError
 from qkv.system.optional import turned_off
@@ -58,9 +59,13 @@ class Setup:
     """Seconds that fitting the wide path took; fitting it again at the end takes about as long."""
 
 
-def _why_not_bf16(device: torch.device) -> str:
+def _single_precision(training: Training, device: torch.device) -> str:
+    """Return a sentence if products run in fp32 although the recipe permits bf16; empty otherwise."""
+    if training.precision == runs_in(training.precision, device):
+        return ""
     off = turned_off("bf16")
-    return f"which {off} turns off" if off else f"which is slower on this {device.type}; 'qkv why' shows both times"
+    reason = f"which {off} turns off" if off else f"which is slower on this {device.type}; 'qkv why' shows both times"
+    return f"products run in fp32, not bf16, {reason}"
 
 
 def prepare(
@@ -97,15 +102,12 @@ def prepare(
     open_reference(task, model, recipe)
     environment = Environment(checkpoints.folder, device, table(), world)
     different = environment.adopt()
-    if different:
-        tell(Notice(different))
     model.to(device)
     if task.wide is not None:
         task.wide.to(device)
-    if training.precision != runs_in(training.precision, device):
-        tell(Notice(f"products run in fp32, not bf16, {_why_not_bf16(device)}"))
-    for note in () if previous else dataset.notes:
-        tell(Notice(note))
+    for note in (different, _single_precision(training, device), *(() if previous else dataset.notes)):
+        if note:
+            tell(Notice(note))
     setup = Setup(folder, recipe, dataset, task, model, device, checkpoints, environment, world, seconds)
     world.lead(lambda: _write_identity(setup, previous))
     return setup, checkpoint

@@ -21,7 +21,6 @@ from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.heads.language_loss import loss_of_vectors
 from qkv.models.transformer import Transformer
-from qkv.spec.data import BestFit
 from qkv.spec.recipe import Recipe
 from qkv.spec.recipes.chat_tasks import Chat
 from qkv.spec.register import implements
@@ -102,8 +101,8 @@ class ChatTask(ConversationalTask):
         return [_example(text) for row in rows for text in reader(row)]
 
     def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
-        batching = recipe.data.batching
-        return _packer(batching.tokens) if isinstance(batching, BestFit) else one_per_row
+        length = recipe.data.batching.packed_length
+        return one_per_row if length is None else _packer(length)
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         """Compute -Σ log p(token) over the targets of the batch, in nats."""

@@ -35,7 +35,7 @@ from qkv.tokenizers.chat_targets import find_answer
 from qkv.tokenizers.chat_template import ChatTemplate
 
 _SHOWN = 3
-GOOD, OTHERS = "good", "others"
+GOOD, MISMATCHES = "good", "mismatches"
 """Extras of a batch: whether each answer is chosen or good, and the number of its last rows that are prompts with the
 answer of another row.
 """
@@ -76,14 +76,14 @@ class PreferenceReader:
     def _encode(self, preference: Any, answer: Sequence[Mapping[str, Any]], good: bool) -> AnswerIds:
         variables = {"tools": preference.tools, **self.spec.template_variables}
         try:
-            found = find_answer(
+            encoded = find_answer(
                 self.template, preference.prompt, [dict(each) for each in answer], self.ends, **variables
             )
         except UserError as error:
             raise Unusable(str(error)) from None
-        if len(found.prompt) + len(found.ids) > self.length:
+        if len(encoded.prompt) + len(encoded.ids) > self.length:
             raise Unusable(f"a prompt and its answer have more than the {self.length:,} tokens that fit")
-        return AnswerIds(np.asarray(found.prompt, np.int64), np.asarray(found.ids, np.int64), good)
+        return AnswerIds(np.asarray(encoded.prompt, np.int64), np.asarray(encoded.ids, np.int64), good)
 
     def notes(self, examples: int) -> list[str]:
         """Return no sentences: what does not fit is unusable."""
@@ -137,9 +137,9 @@ class PreferenceTask(ConversationalTask):
                 raise UserError("the loss compares with the start of training, which is not open")
             with torch.no_grad(), self.reference() as start:
                 reference, _ = answer_log_probabilities(start, batch)
-        good, others = batch.extras[GOOD], batch.extras.get(OTHERS, 0)
+        good, mismatches = batch.extras[GOOD], batch.extras.get(MISMATCHES, 0)
         ratios = (policy - reference)[len(good) :]
-        divergence = ratios.mean() if others else policy.new_zeros(())
+        divergence = ratios.mean() if mismatches else policy.new_zeros(())
         return AnswerScores(policy[: len(good)], reference[: len(good)], lengths[: len(good)], good, divergence)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
@@ -191,12 +191,12 @@ class PreferenceTask(ConversationalTask):
         chats = [(each.prompt, each.tools) for each in preferences]
         after = self.answers(model, dataset.vocabulary, recipe, chats)
         before = self.answers_before(dataset.vocabulary, recipe, chats)
-        shown = [
+        table_rows = [
             [str(each.prompt[-1]["content"]), *answers]
             for each, *answers in zip(preferences, before, after, strict=True)
         ]
         columns = ["prompt", "answer before training", "answer after training"]
-        table = {"kind": "examples", "title": "Answers", "columns": columns, "rows": shown}
+        table = {"kind": "examples", "title": "Answers", "columns": columns, "rows": table_rows}
         return Evaluation(figures | self._baseline(seen.outcomes), [table], self._notes(seen.outcomes))
 
     def _baseline(self, outcomes: Sequence[Any]) -> dict[str, float]:
@@ -274,16 +274,16 @@ def _batch_of_pairs(pairs: Sequence[tuple[AnswerIds, AnswerIds]]) -> Batch:
 def _batch_of_answers(singles: Sequence[tuple[AnswerIds]]) -> Batch:
     """Build a batch of single answers, then of each prompt with the answer of the next row."""
     rows = [each for (each,) in singles]
-    others = [each.answered(rows[(i + 1) % len(rows)]) for i, each in enumerate(rows)] if len(rows) > 1 else []
-    return _batch(rows, len(rows), others)
+    mismatches = [each.answered(rows[(i + 1) % len(rows)]) for i, each in enumerate(rows)] if len(rows) > 1 else []
+    return _batch(rows, len(rows), mismatches)
 
 
-def _batch(rows: Sequence[AnswerIds], count: int, others: Sequence[AnswerIds] = ()) -> Batch:
-    every = [*rows, *others]
+def _batch(rows: Sequence[AnswerIds], count: int, mismatches: Sequence[AnswerIds] = ()) -> Batch:
+    every = [*rows, *mismatches]
     ids, lengths = padded([np.concatenate((each.prompt, each.answer[:-1])) for each in every])
     targets, _ = padded(
         [np.concatenate((np.full(len(each.prompt) - 1, IGNORED), each.answer)) for each in every], IGNORED
     )
     good = torch.tensor([each.good for each in rows])
-    extras = {GOOD: good, OTHERS: len(others)}
+    extras = {GOOD: good, MISMATCHES: len(mismatches)}
     return Batch.of(Signal(ids, lengths_or_none(ids, lengths)), targets, count=count, **extras)
