@@ -23,8 +23,8 @@ from qkv.tokenizers.chat_template import ChatTemplate
 
 Learn = Literal["answers", "last", "everything"]
 """What is learned of a conversation: all answers of the assistant, the last one, or every token after the first."""
-_NOTHING_THOUGHT = re.compile(r"\s*<(\w+)>\s*</\1>\s*")
-"""Empty reasoning, which a generation prompt may contain to switch reasoning off."""
+_NOTHING_THOUGHT = re.compile(r"\s*<(\w+)>\s*</\1>\s*\Z")
+"""Empty reasoning, with which a generation prompt may end to switch reasoning off."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ def encode_chat(
     if learn not in get_args(Learn):
         raise UserError(f"learn: {learn!r} is unknown; {nearest(str(learn), get_args(Learn))}")
     variables = {"tools": tools or None, **variables}
-    places = [i for i, each in enumerate(messages) if each.get("role") == "assistant" and each.get("weight", 1)]
-    learned = places[-1:] if learn != "answers" else places
+    places = [i for i, each in enumerate(messages) if each.get("role") == "assistant" and each.get("weight") != 0]
+    learned = places[-1:] if learn == "last" else places
     texts = list[EncodedChat]()
     for place in learned:
         answer = find_answer(template, messages[:place], messages[place : place + 1], end_ids, **variables)
@@ -88,8 +88,8 @@ def encode_chat(
             texts.append(_encoded(template, answer, EncodedChat((), (), (), 0, 0)))
         else:
             texts[-1] = _encoded(template, answer, before)
-    if learn == "everything":
-        return [replace(text, targets=(False, *[True] * (len(text.ids) - 1))) for text in texts]
+    if learn == "everything":  # the last text holds all messages up to the last answer
+        return [replace(text, targets=(False, *[True] * (len(text.ids) - 1))) for text in texts[-1:]]
     return texts
 
 
@@ -101,7 +101,7 @@ def _encoded(template: ChatTemplate, answer: Answer, before: EncodedChat) -> Enc
         ids,
         (*before.targets, *context, *answer.targets),
         tuple(token in template.special_ids for token in ids),
-        before.ends + (answer.ids[-1] in template.special_ids),
+        before.ends + answer.targets[-1],
         before.answers + 1,
     )
 
@@ -121,75 +121,90 @@ def find_answer(
     """
     opening = template.marked_text(prompt, **variables)
     whole = template.marked_text([*prompt, *answer], **variables, add_generation_prompt=False)
-    begin = len(opening) if whole.startswith(opening) else _begin_without_thought(opening, whole)
-    text = _through_end(template, whole[begin:], end_ids)
-    spans = [
-        (max(0, first - begin), last - begin)
-        for first, last in template.generation_spans([*prompt, *answer], **variables)
-        if last > begin
-    ]
-    if not text:
-        raise UserError("messages: the chat template does not write the answer, so nothing could be learned from it")
+    begin = _begin_of_answer(opening, whole)
+    text = _through_end(template, whole[begin:], end_ids, **variables)
+    spans = template.generation_spans([*prompt, *answer], **variables)
     prompt_ids = template.encode_marked(opening)
-    joint = template.encode_marked(opening + text)
-    ids = joint[len(prompt_ids) :] if joint[: len(prompt_ids)] == prompt_ids else template.encode_marked(text)
-    inside = _within(template, len(prompt_ids), opening, text, ids, spans) if spans else [True] * len(ids)
-    return Answer(prompt_ids, ids, inside)
+    ids, places = template.encode_places(opening + text)
+    if ids[: len(prompt_ids)] == prompt_ids:
+        ids, places, shift = ids[len(prompt_ids) :], places[len(prompt_ids) :], begin - len(opening)
+    else:  # the border would be merged, but the model continues the prompt's own ids
+        (ids, places), shift = template.encode_places(text), begin
+    targets = _within([(first + shift, last + shift) for first, last in places], spans, begin)
+    return Answer(prompt_ids, ids, targets)
 
 
-def _begin_without_thought(
-    template: ChatTemplate, prompt: Sequence[dict[str, Any]], whole: str, **variables: Any
-) -> int:
-    """Return where the answer begins in ``whole`` if the generation prompt goes on with empty reasoning or white space,
-    which the template does not write before an answer.
+def _begin_of_answer(opening: str, whole: str) -> int:
+    """Return where the answer begins in ``whole``: after ``opening``, which may go on with empty reasoning or white
+    space that the template does not write before an answer. Raises ``UserError``.
     """
-    opening = template.marked_text(prompt, **variables)
-    pairs = zip(opening, whole, strict=False)
-    same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(opening), len(whole)))
-    rest = opening[same:]
-    if rest.strip() and not _NOTHING_THOUGHT.fullmatch(rest):
-        raise UserError(
-            f"the chat template writes an answer in another form than it asks for: its prompt ends in {rest[-40:]!r}, "
-            f"and the answer goes on with {whole[same : same + 40]!r}; use a template whose prompt begins the answer"
-        )
-    return same
+    if whole.startswith(opening):
+        return len(opening)
+    for shorter in (_NOTHING_THOUGHT.sub("", opening), opening.rstrip()):
+        if shorter != opening and whole.startswith(shorter):
+            return len(whole) - len(whole[len(shorter) :].lstrip())
+    same = _shared_length(opening, whole)
+    raise UserError(
+        f"the chat template writes an answer in another form than it asks for: its prompt ends in {opening[same:]!r}, "
+        f"and the answer goes on with {whole[same : same + 40]!r}; use a template whose prompt begins the answer"
+    )
 
 
-def _through_end(template: ChatTemplate, text: str, end_ids: Collection[int]) -> str:
-    """Return the answer ``text`` through its end token; the tokenizer's is added if there is none."""
-    ends = [content for content, index in template.special_ids_by_text.items() if index in end_ids]
-    place = max((text.rfind(content) + len(content) for content in ends if content in text), default=0)
-    if place:
+def _through_end(template: ChatTemplate, text: str, end_ids: Collection[int], **variables: Any) -> str:
+    """Return the answer ``text`` through its end token; the tokenizer's is added if there is none. Raises
+    ``UserError``.
+    """
+    if not text.strip():
+        raise UserError("messages: the chat template does not write the answer, so nothing could be learned from it")
+    usual = _end_after_answers(template, **variables)
+    ends = [*template.texts_of(end_ids), *([usual] if usual else [])]
+    closing = _closing_marks(template, text, ends)
+    place = next((end for content, end in closing if content in ends), None)
+    if place is None and closing and usual:  # another end than usual, such as that of a call
+        place = closing[-1][1]
+    if place is None:
+        place = max((text.rfind(content) + len(content) for content in ends if content in text), default=None)
+    if place is not None:
         return text[:place]
-    bare = text.rstrip()
-    if not bare or bare.endswith(tuple(template.special_ids_by_text)):
-        return bare
     if template.end_token is None:
         raise UserError(
             "the chat template writes no end token after an answer, and the tokenizer has none, so the model would "
             "never learn to end; use a template that ends answers"
         )
-    return bare + template.end_token
+    return text.rstrip() + template.end_token
 
 
-def _within(
-    template: ChatTemplate, before: int, opening: str, text: str, ids: Sequence[int], spans: Sequence[tuple[int, int]]
-) -> list[bool]:
-    """Return which tokens ``ids`` of an answer ``text`` lie in ``spans`` of its characters; its end token always does.
+def _closing_marks(template: ChatTemplate, text: str, ends: Sequence[str]) -> list[tuple[str, int]]:
+    """Return (text, end) of each special token behind all other text, in order."""
+    contents, marks, rest = (*template.specials, *ends), list[tuple[str, int]](), text.rstrip()
+    while content := max((each for each in contents if rest.endswith(each)), key=len, default=""):
+        marks.append((content, len(rest)))
+        rest = rest.removesuffix(content).rstrip()
+    return marks[::-1]
 
-    ``before``: number of tokens of the prompt ``opening``.
+
+def _end_after_answers(template: ChatTemplate, **variables: Any) -> str | None:
+    """Return the text of the special token that the template writes first after a short answer; None if none."""
+    try:
+        marks = _closing_marks(template, template.after_answer(**variables), ())
+    except UserError:  # the template refuses so short a conversation
+        return None
+    return marks[0][0] if marks else None
+
+
+def _within(places: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]], begin: int) -> list[bool]:
+    """Return which tokens at ``places`` have a character in ``spans``: all if no span ends behind ``begin``. The last
+    token, which ends the answer, always has.
     """
-    inside = [False] * len(ids)
-    for span in spans:
-        parts = (template.encode_marked(opening + text[:place])[before:] for place in span)
-        begin, end = (_shared_length(part, ids) for part in parts)
-        inside[begin:end] = [True] * (end - begin)
-    inside[-1] = True
-    return inside
+    spans = [span for span in spans if span[1] > begin]
+    if not spans:
+        return [True] * len(places)
+    inside = [any(first < end and max(last, first + 1) > start for start, end in spans) for first, last in places]
+    return [*inside[:-1], True]
 
 
-def _shared_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the number of tokens with which both begin."""
+def _shared_length(first: str, second: str) -> int:
+    """Return the number of characters with which both begin."""
     pairs = zip(first, second, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 

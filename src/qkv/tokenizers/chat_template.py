@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NoReturn
@@ -52,6 +52,18 @@ def unmarked(text: str) -> str:
 def open_ended(text: str) -> str:
     """Return the text of a last message with a marker at its end, so that its rendering ends there."""
     return text + _CUT
+
+
+def _parts(text: str) -> Iterator[tuple[tuple[str, int] | None, int, int]]:
+    """Yield (kind and number of a marker, or None for text, begin, end) of the parts of a marked text."""
+    begin = 0
+    for mark in _MARKED.finditer(text):
+        if mark.start() > begin:
+            yield None, begin, mark.start()
+        yield (mark[1], int(mark[2])), mark.start(), mark.end()
+        begin = mark.end()
+    if begin < len(text):
+        yield None, begin, len(text)
 
 
 class ChatTemplate:
@@ -111,12 +123,23 @@ class ChatTemplate:
 
     def encode_marked(self, text: str, spans: Sequence[Sequence[int]] = ()) -> list[int]:
         """Tokenize a text of ``marked_text``. spans: as of ``ids``."""
-        reading, ids, begin = self._tokenizer.reading_special, list[int](), 0
-        for mark in _MARKED.finditer(text):
-            ids += reading.encode(text[begin : mark.start()]) if mark.start() > begin else []
-            ids += self._ids_of_mark(mark[1], int(mark[2]), spans)
-            begin = mark.end()
-        return ids + (reading.encode(text[begin:]) if text[begin:] else [])
+        reading, ids = self._tokenizer.reading_special, list[int]()
+        for mark, begin, end in _parts(text):
+            ids += self._ids_of_mark(*mark, spans) if mark else reading.encode(text[begin:end])
+        return ids
+
+    def encode_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Tokenize a text of ``marked_text``; return (ids, (begin, end) of the characters of each)."""
+        reading, ids, places = self._tokenizer.reading_special, list[int](), list[tuple[int, int]]()
+        for mark, begin, end in _parts(text):
+            if mark:
+                piece = self._ids_of_mark(*mark, ())
+                places += [(begin, end)] * len(piece)
+            else:
+                piece, inside = reading.encode_offsets(text[begin:end])
+                places += [(begin + first, begin + last) for first, last in inside]
+            ids += piece
+        return ids, places
 
     def generation_spans(self, messages: Sequence[dict[str, Any]], **variables: Any) -> list[tuple[int, int]]:
         """Return (begin, end) of each text between ``{% generation %}`` and ``{% endgeneration %}``, in characters of
@@ -144,16 +167,15 @@ class ChatTemplate:
         """The template with characters around generated text."""
         return _environment(marks=True).from_string(self.source)
 
-    @cached_property
-    def special_ids_by_text(self) -> dict[str, int]:
-        """Id of each special token by its text, the longest text first."""
-        by_text = special_ids(self._tokenizer.core)
-        return {content: by_text[content] for content in self._specials}
+    def texts_of(self, ids: Collection[int]) -> list[str]:
+        """Texts of those ``ids`` that are read in texts as tokens of their own, whether special or not."""
+        added = self._tokenizer.core.get_added_tokens_decoder()
+        return [added[index].content for index in ids if index in added]
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of all special tokens."""
-        return frozenset(self.special_ids_by_text.values())
+        return frozenset(special_ids(self._tokenizer.core).values())
 
     @property
     def end_token(self) -> str | None:
@@ -170,13 +192,21 @@ class ChatTemplate:
         """Render ``message`` as an answer of the model, without the text that the template puts around every answer.
         Raises ``UserError``.
         """
+        opening, _, closing = self._usual(**variables).rpartition(_ANSWER)
+        return self._reply(message, **variables).removeprefix(opening).removesuffix(closing).strip()
+
+    def after_answer(self, **variables: Any) -> str:
+        """Render the text that the template writes after a short answer, the last message; all of its text if the
+        answer itself is not written. Raises ``UserError``.
+        """
+        return self._usual(**variables).rpartition(_ANSWER)[2]
+
+    def _usual(self, **variables: Any) -> str:
+        return self._reply({"role": "assistant", "content": _ANSWER}, **variables)
+
+    def _reply(self, message: dict[str, Any], **variables: Any) -> str:
         question = {"role": "user", "content": "?"}
-        plain = {"role": "assistant", "content": _ANSWER}
-        chat, usual = (
-            self.text([question, each], **variables, add_generation_prompt=False) for each in (message, plain)
-        )
-        opening, _, closing = usual.rpartition(_ANSWER)
-        return chat.removeprefix(opening).removesuffix(closing).strip()
+        return self.text([question, message], **variables, add_generation_prompt=False)
 
     @property
     def specials(self) -> list[str]:
