@@ -22,7 +22,7 @@ from qkv.system.errors import UserError, nearest
 from qkv.tokenizers.chat_template import ChatTemplate
 
 Learn = Literal["answers", "last", "everything"]
-"""What is learned of a conversation: all answers of the assistant, the last one, or every token after the first."""
+"""Part of a conversation that is learned: all answers of the assistant, the last one, or every token after the first."""
 _NOTHING_THOUGHT = re.compile(r"\s*<(\w+)>\s*</\1>\s*\Z")
 """Empty reasoning, with which a generation prompt may end to switch reasoning off."""
 
@@ -50,7 +50,7 @@ class EncodedChat:
         return sum(self.targets)
 
 
-class Answer(NamedTuple):
+class EncodedAnswer(NamedTuple):
     """Answer within its conversation: ids of the prompt before it, ids of the answer through its end token, and which
     of the latter are targets.
     """
@@ -93,7 +93,7 @@ def encode_chat(
     return texts
 
 
-def _encoded(template: ChatTemplate, answer: Answer, before: EncodedChat) -> EncodedChat:
+def _encoded(template: ChatTemplate, answer: EncodedAnswer, before: EncodedChat) -> EncodedChat:
     """Return the text that begins with ``before`` and ends with ``answer``."""
     ids = (*answer.prompt, *answer.ids)
     context = [False] * (len(answer.prompt) - len(before.ids))
@@ -112,7 +112,7 @@ def find_answer(
     answer: Sequence[dict[str, Any]],
     end_ids: Collection[int] = (),
     **variables: Any,
-) -> Answer:
+) -> EncodedAnswer:
     """Encode the messages ``answer`` after the messages ``prompt``.
 
     The ids of the prompt are those that the model continues. The answer ends with its end token: one of ``end_ids``,
@@ -131,7 +131,7 @@ def find_answer(
     else:  # the border would be merged, but the model continues the prompt's own ids
         (ids, places), shift = template.encode_places(text), begin
     targets = _within([(first + shift, last + shift) for first, last in places], spans, begin)
-    return Answer(prompt_ids, ids, targets)
+    return EncodedAnswer(prompt_ids, ids, targets)
 
 
 def _begin_of_answer(opening: str, whole: str) -> int:
