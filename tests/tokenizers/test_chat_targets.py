@@ -148,7 +148,7 @@ def test_item_5_there_is_one_start_of_text(name: str) -> None:
 
 def test_item_6_the_first_of_several_ends_is_learned_and_that_of_a_call_is_its_own() -> None:
     template = template_of("phi-3")
-    eos, end = (template._tokenizer.core.token_to_id(each) for each in ("<eos>", "<|end|>"))
+    eos, end = map(template._tokenizer.core.get_vocab().__getitem__, ("<eos>", "<|end|>"))
     for end_ids in ([], [end], [eos, end], [eos]):
         assert end_of_answer(template, end_ids) == end
     call = find_answer(template_of("llama-3"), CALLS[:1], CALLS[1:2])
@@ -160,6 +160,7 @@ def test_item_6_an_end_token_that_is_not_special_ends_an_answer() -> None:
     core.add_tokens(["<|im_end|>"])
     template = ChatTemplate(STYLES["chatml"].text(), Tokenizer(core, {"eos": "<eos>"}))
     end = core.token_to_id("<|im_end|>")
+    assert end is not None
     (text,) = encode_chat(template, TURNS, end_ids=[end])
     assert coloured(template, text) == STYLES["chatml"].turns[0]
 
@@ -196,7 +197,7 @@ def _wanted_last() -> str:
 
 def test_an_answer_of_weight_0_is_context() -> None:
     template = template_of("chatml")
-    chat = [dict(each) for each in TURNS]
+    chat: list[dict[str, Any]] = [dict(each) for each in TURNS]
     chat[2]["weight"], chat[4]["weight"] = 0, 1
     chat[6]["weight"] = None
     (text,) = encode_chat(template, chat)
