@@ -22,7 +22,7 @@ from qkv.system.errors import UserError, nearest
 from qkv.tokenizers.chat_template import ChatTemplate
 
 Learn = Literal["answers", "last", "everything"]
-"""Part of a conversation that is learned: all answers of the assistant, the last one, or every token after the first."""
+"""Part of a conversation that is learned: all answers of the assistant, the last one, or all tokens after the first."""
 _NOTHING_THOUGHT = re.compile(r"\s*<(\w+)>\s*</\1>\s*\Z")
 """Empty reasoning, with which a generation prompt may end to switch reasoning off."""
 
