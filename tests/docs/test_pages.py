@@ -26,6 +26,7 @@ from qkv.spec.models.merges import Merge
 from qkv.spec.models.segmentation import Segmentation
 from qkv.spec.parts import Activation, Norm, Positions, Relative, Residual, RopeScaling
 from qkv.spec.position_wise.experts import Balance
+from qkv.spec.recipes.preference_tasks import PreferenceLoss
 from qkv.spec.tasks import Noise, Task
 from qkv.spec.tokenizers import Tokenizer
 from qkv.spec.training import Optimizer, Schedule
@@ -58,6 +59,7 @@ KINDS: dict[str, set[str]] = {
     "Tokenizers": own(Tokenizer),
     "Batching": own(Batching),
     "Tasks": own(Task),
+    "Preference losses": own(PreferenceLoss),
     "Noises": own(Noise),
     "Optimisers": own(Optimizer),
     "Schedules": own(Schedule),
