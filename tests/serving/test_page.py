@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.serving import models
 from tests.serving.conftest import Running, serving
 
 import qkv.serving.http.app
+from qkv.runs.chats.history import HistoryFile, SavedChat, read_chats
 from qkv.serving.http.app import OPEN, Access
 from qkv.serving.requests.bodies import CompletionBody
 from qkv.serving.requests.chats import ChatBody
@@ -285,3 +287,27 @@ def test_a_chat_in_a_browser(width: int, height: int, tmp_path: Path) -> None:
         tab.evaluate("append(turn('assistant', 'x'), { delta: { reasoning_content: '<b>hm' } })")
         assert tab.locator(".thought div").last.text_content() == "<b>hm"
         browser.close()
+
+
+@needs_node
+def test_chats_of_the_terminal_are_opened(tmp_path: Path) -> None:
+    """And what the page saves is read by ``qkv chat``."""
+    assert NODE is not None
+    tool = {"type": "function", "function": {"name": "look"}}
+    chat = SavedChat([{"role": "user", "content": "é"}, {"role": "assistant", "content": "A"}], [tool], {"id": 3})
+    file = tmp_path / "chat.jsonl"
+    history = HistoryFile(file)
+    history.add(SavedChat([{"role": "user", "content": "earlier"}]))
+    history.write(chat)
+    program = (
+        f"const {{ chatLine, lastChat }} = require({json.dumps(str(PARTS / 'history.js'))});"
+        "const chat = lastChat(require('fs').readFileSync(0, 'utf8'));"
+        "process.stdout.write(chatLine(chat.messages, chat.columns));"
+    )
+    run = partial(subprocess.run, [NODE, "-e", program], capture_output=True, text=True, timeout=60)
+    file.write_text(run(input=file.read_text(encoding="utf-8"), check=True).stdout, encoding="utf-8")
+    assert read_chats(file) == [chat]
+    for text in (json.dumps(chat.messages), f"{json.dumps([{'messages': chat.messages}], indent=1)}\n"):
+        file.write_text(run(input=text, check=True).stdout, encoding="utf-8")
+        assert read_chats(file) == [SavedChat(chat.messages)]
+    assert "The file holds no chat" in run(input="no chat\n").stderr

@@ -1,6 +1,6 @@
 const $ = (id) => document.getElementById(id);
 const FAR = "The server does not answer. It may have stopped; start it again, then retry.";
-let mode = "chat", wished = "chat", turns = [], running = null, models = [], last = null;
+let mode = "chat", wished = "chat", turns = [], running = null, models = [], last = null, columns = {};
 const rates = [];
 
 function headers() {
@@ -94,6 +94,7 @@ function show(next) {
 function clear() {
   if (running) running.abort();
   turns = [];
+  columns = {};
   greet();
   ready();
   $("prompt").focus({ preventScroll: true });
@@ -169,13 +170,12 @@ async function send() {
   } else await completed(prompt);
 }
 async function answer() {
-  const body = settings(), system = $("system").value.trim(), own = turns;
-  const messages = [...(system ? [{ role: "system", content: system }] : []), ...turns];
+  const body = settings(), messages = whole(), own = turns;
   Object.assign(body, { messages }, $("scored").checked ? { logprobs: true, top_logprobs: 5 } : {});
   const place = turn("assistant", body.model);
   const found = await ask("/v1/chat/completions", body, place);
   if (own !== turns) return;
-  if (place.text) turns.push({ role: "assistant", content: place.text });
+  if (place.text) turns.push({ role: "assistant", content: place.text, ...(place.thought ? { reasoning_content: place.thought.textContent } : {}) });
   finish(place, found, () => {
     if (own === turns) {
       if (place.text) turns.splice(turns.length - 1, 1);
@@ -183,6 +183,39 @@ async function answer() {
       answer();
     }
   });
+}
+function whole() {
+  const system = $("system").value.trim();
+  return [...(system ? [{ role: "system", content: system }] : []), ...turns];
+}
+function saveChat() {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([chatLine(whole(), columns)]));
+  link.download = "chat.jsonl";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+async function openChat() {
+  const file = $("file").files[0];
+  try {
+    const chat = lastChat(await file.text()), system = chat.messages.length && chat.messages[0].role === "system";
+    clear();
+    $("system").value = system ? chat.messages[0].content : "";
+    turns = chat.messages.slice(system ? 1 : 0);
+    columns = chat.columns;
+    turns.forEach(read);
+  } catch (error) { $("note").textContent = error.message; }
+  $("file").value = "";
+}
+function read(message) {
+  const calls = (message.tool_calls || []).map((call) => "→ " + call.function.name + " " + JSON.stringify(call.function.arguments));
+  const text = [message.content || "", ...calls].filter(Boolean).join("\n\n");
+  if (message.role === "user") return asked(text);
+  const place = turn("assistant", message.role === "tool" ? "Tool" : $("model").value);
+  place.text = text;
+  if (message.reasoning_content) thought(place, message.reasoning_content);
+  place.under.append(copyButton("Copy answer", () => text));
+  draw(place, true);
 }
 async function completed(prompt) {
   const body = settings();
@@ -350,6 +383,9 @@ for (const name of ["chat", "complete"]) $(name).onclick = () => {
 $("composer").onsubmit = (event) => { event.preventDefault(); send(); };
 $("stop").onclick = () => { if (running) running.abort(); $("prompt").focus(); };
 $("clear").onclick = clear;
+$("save").onclick = saveChat;
+$("open").onclick = () => $("file").click();
+$("file").onchange = openChat;
 $("toggle").onclick = () => $("toggle").setAttribute("aria-expanded", String($("settings").classList.toggle("open")));
 $("model").onchange = () => { if (mode === "complete") clear(); choose(); };
 $("key").onchange = loadModels;
