@@ -68,8 +68,8 @@ def train_command(
 
     For a text file, the tokenizer, model size and length of training are chosen to fit the text and this machine. The
     same holds for a table of examples after a verb: classify, multilabel, regress, tag, answer, translate, forecast,
-    edges, summarize, chat, prefer, or finetune, which infers the task from the data. 'qkv train classify --help' lists options of a
-    verb.
+    edges, summarize, chat, prefer, or finetune, which infers the task from the data. 'qkv train classify --help' lists
+    options of a verb.
     """
     changes = _changes(overrides or [], tensorboard, minutes)
     _train(
