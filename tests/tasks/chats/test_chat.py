@@ -108,6 +108,15 @@ def test_a_long_conversation_is_cut_after_a_whole_answer(tmp_path: Path) -> None
     assert task.limits(dataset.recipe) == {"messages": 96}
 
 
+def test_a_conversation_without_room_for_an_answer_gets_none(tmp_path: Path) -> None:
+    folder = start(tmp_path / "start")
+    task, dataset = opened(write(tmp_path / "talks.jsonl", TALKS), folder)
+    chats = [([{"role": "user", "content": text}], None) for text in ("the cat sat " * 40, "the cat")]
+    texts = task.answers(qkv.load(folder).model, dataset.vocabulary, dataset.recipe, chats)
+    assert texts[0] == ""
+    assert len(dataset.vocabulary.tokenizer.encode(texts[1])) <= 96
+
+
 def test_what_cannot_be_learned_is_told(tmp_path: Path) -> None:
     silent = {"messages": [{"role": "user", "content": "hello"}]}
     long = talk("the cat sat on the mat " * 30, "sat")

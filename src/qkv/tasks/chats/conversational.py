@@ -101,19 +101,24 @@ class ConversationalTask(ExampleTask):
         recipe: Recipe,
         chats: Sequence[tuple[Sequence[Mapping[str, Any]], Any]],
     ) -> list[str]:
-        """Write the next message of each conversation, with temperature 0, in at most ``_MOST`` tokens. chats: messages
-        and tools of each.
+        """Write the next message of each conversation, with temperature 0, in at most ``_MOST`` tokens; an empty text
+        for a conversation that is too long. chats: messages and tools of each.
         """
         template = self.template(vocabulary)
         prompts = [
             template.ids([dict(each) for each in messages], **{"tools": tools, **self.spec.template_variables})
             for messages, tools in chats
         ]
-        room = recipe.model.context_length - max(map(len, prompts))
-        most = max(1, min(_MOST, recipe.sample.max_new_tokens, room))
-        generation = recipe.sample.changed(temperature=0.0, num_beams=1, num_return=1, max_new_tokens=most)
+        texts = [""] * len(prompts)
+        fitting = [i for i, prompt in enumerate(prompts) if len(prompt) < recipe.model.context_length]
+        if not fitting:
+            return texts
+        room = recipe.model.context_length - max(len(prompts[i]) for i in fitting)
+        generation = recipe.sample.changed(
+            temperature=0.0, num_beams=1, num_return=1, max_new_tokens=min(_MOST, recipe.sample.max_new_tokens, room)
+        )
         ends = set(generation.stop_token_ids)
-        return [
-            vocabulary.tokenizer.decode([token for token in ids if token not in ends], skip_special=True).strip()
-            for ids in generate(model, prompts, generation)
-        ]
+        for i, ids in zip(fitting, generate(model, [prompts[i] for i in fitting], generation), strict=True):
+            written = [token for token in ids if token not in ends]
+            texts[i] = vocabulary.tokenizer.decode(written, skip_special=True).strip()
+        return texts
