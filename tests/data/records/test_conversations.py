@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data.given.frames import Dataset, Frame, Value
 
+from qkv.data.given.files import write_splits
 from qkv.data.records.conversations.read import (
     CONVERSATION_ROLES,
     PREFERENCE_ROLES,
     JudgedAnswer,
     Preference,
+    prompt_of,
     read_conversation,
     read_preference,
 )
@@ -211,3 +214,120 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
     assert preference.chosen[0]["content"].startswith("b")
     with pytest.raises(UserError, match="no column 'w'"):
         open_records(Data(source=str(path), columns={"prompt": "w"}), PREFERENCE_ROLES)
+
+
+ANSWERS_OF_BRACKETS = [
+    '{"name": "Bo", "legs": 8}',
+    "[1, 2]",
+    "[laughs] no",
+    "{x",
+    '[{"a": 1}]',
+    '{"role": "user"}',
+    "3",
+]
+
+
+@pytest.mark.parametrize("text", ANSWERS_OF_BRACKETS)
+def test_texts_in_brackets_stay_texts(text: str) -> None:
+    assert read_conversation({"prompt": text, "completion": text}).messages == tuple(messages((text, text)))
+    preference = read_preference({"prompt": "a", "chosen": text, "rejected": "b"})
+    assert isinstance(preference, Preference)
+    assert preference.chosen[0]["content"] == text
+
+
+def test_numbers_are_texts() -> None:
+    assert read_conversation({"prompt": 1, "completion": 2.5}).messages == tuple(messages(("1", "2.5")))
+
+
+def test_lists_as_python_prints_them_are_read() -> None:
+    turns = messages(("it's", 'a "b"'))
+    assert read_conversation({"messages": str(turns)}).messages == tuple(turns)
+
+
+def test_messages_without_an_answer_take_the_completion() -> None:
+    user, answer = messages(("a", "b"))
+    assert read_conversation({"messages": [user], "completion": "b"}).messages == (user, answer)
+    assert read_conversation({"messages": [user, answer], "completion": "c"}).messages == (user, answer)
+    judged = read_preference({"messages": [user], "completion": "b", "label": 1})
+    assert judged == JudgedAnswer((user,), (answer,), good=True)
+
+
+def test_published_forms_of_preferences() -> None:
+    user, answer = messages(("a", "b"))
+    wanted = Preference((user,), (answer,), ({"role": "assistant", "content": "c"},))
+    rows = [
+        {"context": {"messages": [user]}, "chosen": [answer], "rejected": list(wanted.rejected)},
+        {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"},
+        {"prompt": "other", "chosen": [user, answer], "rejected": [user, *wanted.rejected]},
+    ]
+    assert [read_preference(row) for row in rows] == [wanted] * len(rows)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "no message stands before"),
+        ({"messages": [{"role": "user", "content": None}, {"role": "assistant", "content": "a"}]}, "no content"),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "only the assistant can"),
+        ({"messages": [{"role": "assistant", "content": "", "tool_calls": 3}]}, "names no function"),
+        ({"messages": [{"role": "assistant", "content": "", "tool_calls": "[{"}]}, "not JSON"),
+        ({"messages": [{"role": "assistant", "content": "a", "weight": 0.5}]}, "allowed: 0 and 1"),
+        ({"messages": messages(("a", "\ud800"))}, "surrogate"),
+        ({"prompt": "a", "completion": '[{"role": "user", '}, "not JSON"),
+        ({"prompt": "a", "completion": True}, "not a list of messages"),
+        ({"messages": messages(("a", "b")), "tools": [3]}, "not a list of objects"),
+    ],
+)
+def test_damaged_messages_have_a_reason(row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Unusable, match=reason):
+        read_conversation(row)
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Data:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Data(source=str(path))
+
+
+def test_unusable_rows_are_listed_by_line(tmp_path: Path) -> None:
+    rows = [{"messages": messages((f"q{i}", f"a{i}"))} for i in range(20)]
+    rows[3] = {"messages": rows[3]["messages"][:1]}
+    rows[5] = {"messages": [*rows[5]["messages"], {"role": "user", "content": "and?"}]}
+    data = write(tmp_path / "a.jsonl", rows)
+    records = open_records(data, CONVERSATION_ROLES)
+    assert [(row.line, row.reason) for row in records.bad] == [(4, "it has no answer of the assistant")]
+    assert any("1 of 20 rows" in note and "line 4" in note for note in records.notes)
+    assert any("1 of 20 conversations goes on" in note for note in records.notes)
+    with pytest.raises(UserError, match="line 4: it has no answer"):
+        open_records(data.changed(bad_rows="refuse"), CONVERSATION_ROLES)
+
+
+def test_equal_prompts_stand_in_one_split(tmp_path: Path) -> None:
+    rows = [{"messages": messages((f"q{i // 4}", f"a{i}"))} for i in range(80)]
+    pairs = [{"prompt": f"q{i // 4}", "chosen": f"a{i}", "rejected": "no"} for i in range(80)]
+    for name, table, roles in (("a", rows, CONVERSATION_ROLES), ("b", pairs, PREFERENCE_ROLES)):
+        records = open_records(write(tmp_path / f"{name}.jsonl", table), roles)
+        train, held = ({prompt_of(row)[0]["content"] for row in records.splits[s]} for s in ("train", "validation"))
+        assert held
+        assert not train & held
+        assert any("60 of 80 rows repeat the input" in note and "another answer" in note for note in records.notes)
+
+
+def test_columns_that_are_not_read_are_told(tmp_path: Path) -> None:
+    rows = [{"response": f"b{i}", "messages": messages((f"q{i}", "a")), "answer": "c"} for i in range(9)]
+    notes = open_records(write(tmp_path / "a.jsonl", rows), CONVERSATION_ROLES).notes
+    assert "'answer' could be completion, too, and is not read" in notes[0]
+    assert any("'response': not read in rows whose 'messages' end with an answer" in note for note in notes)
+    with pytest.raises(UserError, match="no column of messages, or prompt and completion; its columns are 'x'"):
+        open_records(write(tmp_path / "b.jsonl", [{"x": "a"}] * 9), CONVERSATION_ROLES)
+
+
+def test_data_in_memory_is_read_like_a_file(tmp_path: Path) -> None:
+    columns = {"question": [f"q{i}" for i in range(9)], "answer": [f"a{i}" for i in range(9)]}
+    features = dict.fromkeys(columns, Value())
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    for i, data in enumerate([rows, columns, Frame(dict(columns)), Dataset(columns, features)]):
+        home = tmp_path / str(i)
+        with write_splits({"train": data}, tmp_path / "part", lambda digest, home=home: home, running=False) as kept:
+            splits = open_records(Data(source=kept.sources["train"]), CONVERSATION_ROLES).splits
+        read = [read_conversation(row).messages for part in splits.values() for row in part]
+        assert sorted(each[1]["content"] for each in read) == columns["answer"]

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from qkv.data.records.conversations.check import prompt_text
 from qkv.data.records.model import Role
+from qkv.data.records.values import Unusable
 
 Rows = Sequence[Mapping[str, Any]]
 INPUTS = ("text", "words")
@@ -22,11 +24,25 @@ def input_keys(rows: Rows, roles: Sequence[Role]) -> list[bytes]:
     """Return a key of each row's inputs, or an empty list if no role is a text.
 
     Keys are equal for equal texts (both texts of a pair), where a run of white space counts as one space, and equal
-    values of the other inputs.
+    values of the other inputs. The input of a conversation is its prompt: the messages before the last answer.
     """
+    if any(role.kind == "messages" for role in roles):
+        return [_digest(_prompt(row)) for row in rows]
     texts = [role.name for role in roles if _is_input(role)]
     signals = [role.name for role in roles if role.kind in SIGNALS]
     return [_key(row, texts, signals) for row in rows] if texts else []
+
+
+def _prompt(row: Mapping[str, Any]) -> str:
+    """Return the text of a conversation's prompt; of a row that is none, all of it."""
+    try:
+        return prompt_text(row)
+    except Unusable:
+        return repr(row)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(" ".join(text.split()).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _is_input(role: Role) -> bool:
@@ -94,5 +110,7 @@ def _truth(row: Mapping[str, Any], roles: Sequence[Role]) -> str:
 
 def _other(roles: Sequence[Role]) -> str:
     """Return a phrase such as "another label", with the name of the target's role."""
+    if any(role.kind == "messages" for role in roles):
+        return "another answer"
     name = next((role.name for role in roles if not _is_input(role)), "target")
     return f"other {name}" if name.endswith("s") else f"another {name}"

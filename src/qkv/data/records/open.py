@@ -13,6 +13,7 @@ from qkv.data.reading import identity_of_data, read_once
 from qkv.data.records.columns.guess import ColumnChoice, choose
 from qkv.data.records.columns.trained import trained_columns
 from qkv.data.records.columns.variants import variants
+from qkv.data.records.conversations.check import ConversationCheck, check_columns
 from qkv.data.records.duplicates import shared
 from qkv.data.records.formats import folder_of, split_tables, table_of
 from qkv.data.records.held_out import RowPlace, RowPlaces, check_split, hold_out_rows
@@ -56,13 +57,15 @@ def open_records(data: spec.Data, roles: Sequence[Role], where: str = "data") ->
     tables = _tables(data, roles, where)
     check_split(data.split, tables, where)
     choice = choose(tables["train"], roles, data.columns, where, data.split.column)
+    check_columns(tables["train"], roles, choice.columns, where)
     notes = [note for table in tables.values() for note in table.notes] + ([choice.note] if choice.note else [])
     splits: dict[str, list[dict[str, Any]]] = {}
     bad: list[BadRow] = []
     places: list[RowPlace] = []
     forms: dict[str, NumberForm] = {}
     for split, table in tables.items():
-        read = _read(table, roles, choice, data if split == "train" else data.changed(split=spec.HeldOut()), where)
+        settings = data if split == "train" else data.changed(split=spec.HeldOut())
+        read = _read(table, roles, choice, settings, where, ConversationCheck(roles, choice.columns))
         splits[split] = read.examples
         places, forms = (read.places, read.forms) if split == "train" else (places, forms)
         bad += read.bad
@@ -92,7 +95,7 @@ def open_rows(data: spec.Data, roles: Sequence[Role], source: str, split: str) -
     )
     table = table_of(source, data, roles, "data")
     choice = choose(table, roles, trained_columns(table, roles, data.columns, "data.columns.{}=NAME".format))
-    read = _read(table, roles, choice, data, "data")
+    read = _read(table, roles, choice, data, "data", ConversationCheck((), {}))
     notes = [*table.notes]
     notes += [*([choice.note] if choice.note else []), *read.notes]
     return Records(source, {split: read.examples}, choice.columns, tuple(read.bad), table.digest, tuple(notes))
@@ -113,7 +116,9 @@ def _tables(data: spec.Data, roles: Sequence[Role], where: str) -> dict[str, Tab
     return tables
 
 
-def _read(table: Table, roles: Sequence[Role], choice: ColumnChoice, data: spec.Data, where: str) -> Read:
+def _read(
+    table: Table, roles: Sequence[Role], choice: ColumnChoice, data: spec.Data, where: str, check: ConversationCheck
+) -> Read:
     for role, column in choice.columns.items():
         if column not in table.columns:
             raise UserError(
@@ -130,6 +135,7 @@ def _read(table: Table, roles: Sequence[Role], choice: ColumnChoice, data: spec.
         if isinstance(row, Row):
             try:
                 example, place = values(row), places(row)
+                check(example)
                 read.examples.append(example)
                 read.places.append(place)
             except Unusable as error:
@@ -138,7 +144,7 @@ def _read(table: Table, roles: Sequence[Role], choice: ColumnChoice, data: spec.
         else:
             read.bad.append(row)
     _judge(table, read, data, where, roles)
-    read.notes.extend(f"{table.name}: {note}" for note in values.notes())
+    read.notes.extend(f"{table.name}: {note}" for note in [*values.notes(), *check.notes()])
     return read
 
 

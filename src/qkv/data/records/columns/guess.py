@@ -52,7 +52,7 @@ def choose(
     columns = {role.name: guess.taken[role.name] for role in roles if role.name in guess.taken}
     guessed = [(role, column) for role, column in columns.items() if role not in settings]
     parts = [f"{column!r} {'as' if i else 'is taken as'} {role}" for i, (role, column) in enumerate(guessed)]
-    note = f"{', '.join(parts)} (guessed)" if parts else ""
+    note = f"{', '.join(parts)} (guessed){guess.unused()}" if parts else ""
     several = next((columns[role.name] for role in roles if role.kind == "labels"), None)
     if several is None:
         return ColumnChoice(columns, note)
@@ -67,6 +67,7 @@ class _Guess:
         self.roles = roles
         self.option = f"{where}.columns"
         self.taken: dict[str, str] = {}
+        self.others: dict[str, list[str]] = {}
 
     @cached_property
     def profiles(self) -> dict[str, Profile]:
@@ -113,10 +114,11 @@ class _Guess:
         A word counts only if the content fits: ``review_text`` is a text if its content looks like one.
         """
         for role in self.roles:
-            names = {plain(name) for name in (role.name, *role.names)}
-            column = next((name for name in self.free if plain(name) in names), None)
-            if role.by_name and role.name not in self.taken and column is not None:
-                self.taken[role.name] = column
+            names = [plain(name) for name in (role.name, *role.names)]
+            columns = sorted((c for c in self.free if plain(c) in names), key=lambda c: names.index(plain(c)))
+            if role.by_name and role.name not in self.taken and columns:
+                self.taken[role.name] = columns[0]
+                self.others[role.name] = columns[1:]
         for role in self.open_roles:
             names = [plain(name) for name in (role.name, *role.names)]
             named = [column for column in self.free if plain(column) in names and not self._contradicts(column, role)]
@@ -147,6 +149,11 @@ class _Guess:
                 self.profiles[name].fits("text") and not self.profiles[name].is_label for name in self.free
             )
         return role.kind == "label" and len(profile.distinct) > 1 and profile.contradicts("label")
+
+    def unused(self) -> str:
+        """Return a clause on the columns that could have a role by their name, but of which another was chosen."""
+        columns = [(role, name) for role, names in self.others.items() for name in names if name in self.free]
+        return "".join(f"; {name!r} could be {role}, too, and is not read" for role, name in columns)
 
     def by_content(self) -> None:
         if self.open_roles:

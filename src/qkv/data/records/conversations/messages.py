@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +24,11 @@ ROLES = {name: role for role, names in _ROLES.items() for name in names}
 """Role of a message by its name in OpenAI's form, ShareGPT's and others."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _KEPT = ("name", "tool_call_id", "reasoning_content", "weight")
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_LIST = re.compile(r"""\s*\[\s*\{\s*["'](role|from)["']\s*:""")
+_KEYS = {"role", "from", "content", "value", "tool_calls", "function_call", *_KEPT, *_REASONING}
+_TRANSCRIPT = "\n\nHuman:"
+_SPEAKER = re.compile(r"\n\n(Human|Assistant):")
 
 
 def read_messages(value: Any, where: str = "messages") -> list[Message]:
@@ -36,6 +44,58 @@ def read_messages(value: Any, where: str = "messages") -> list[Message]:
     return [_read_message(entry, f"message {i} of {where}") for i, entry in enumerate(entries, 1)]
 
 
+def read_text_or_messages(value: Any, where: str) -> str | list[Message]:
+    """Read a cell that is a text, or messages or their JSON, or a transcript of "\\n\\nHuman: … \\n\\nAssistant: …".
+
+    A number is a text, and JSON of anything but messages remains one, such as an answer that is a JSON object. Empty
+    for an empty cell. Raises ``Unusable``.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, str) and value.startswith(_TRANSCRIPT):
+        _, *parts = _SPEAKER.split(value)
+        turns = zip(parts[::2], parts[1::2], strict=True)
+        return [{"role": "user" if name == "Human" else "assistant", "content": text.strip()} for name, text in turns]
+    if isinstance(value, str) and not _holds_messages(value):
+        return value
+    return read_messages(value, where)
+
+
+def _holds_messages(text: str) -> bool:
+    """Return True if a text begins like the JSON of a list of messages, or is a message or several."""
+    if _LIST.match(text):
+        return True
+    if not text.lstrip().startswith(("[", "{")):
+        return False
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    entries = value if isinstance(value, list) else [value]
+    return bool(entries) and all(map(_is_message, entries))
+
+
+def _is_message(entry: Any) -> bool:
+    if not isinstance(entry, Mapping) or not entry.keys() <= _KEYS:
+        return False
+    return _role(entry) is not None and any(isinstance(entry.get(key), str) for key in ("content", "value"))
+
+
+def _role(entry: Mapping[str, Any]) -> str | None:
+    name = entry.get("role", entry.get("from"))
+    return ROLES.get(name.strip().lower()) if isinstance(name, str) else None
+
+
+def check_characters(value: Any) -> None:
+    """Raise ``Unusable`` if a text within ``value`` has half a surrogate pair, which no tokenizer encodes."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        raise Unusable("it contains half a surrogate pair, which is not a character") from None
+
+
 def read_tools(value: Any) -> tuple[dict[str, Any], ...] | None:
     """Read the tools of a conversation: a list of JSON schemas, or its JSON; None for an empty cell. Raises
     ``Unusable``.
@@ -43,13 +103,17 @@ def read_tools(value: Any) -> tuple[dict[str, Any], ...] | None:
     tools = parsed(value, "tools")
     if tools is None or tools == []:
         return None
+    if isinstance(tools, Sequence) and not isinstance(tools, str):
+        tools = [parsed(tool, "tools") for tool in tools]
     if not isinstance(tools, Sequence) or not all(isinstance(tool, Mapping) for tool in tools):
         raise Unusable(f"tools is {quoted(tools)}, not a list of objects")
     return tuple(dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)} for tool in tools)
 
 
 def parsed(value: Any, where: str) -> Any:
-    """Return a cell as plain data: JSON of a list or object is parsed, an empty text is None. Raises ``Unusable``."""
+    """Return a cell as plain data: a list or object is parsed, from JSON or as Python prints it, as in tables that were
+    written by pandas; an empty text is None. Raises ``Unusable``.
+    """
     if hasattr(value, "tolist"):  # array of a table reader
         value = value.tolist()
     if not isinstance(value, str):
@@ -60,27 +124,59 @@ def parsed(value: Any, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Unusable(f"{where} is not JSON: {error}") from None
+        value = _python_value(text)
+        if value is None:
+            raise Unusable(f"{where} is not JSON: {error}") from None
+        return value
+
+
+def _python_value(text: str) -> Any:
+    """Return a list or object as Python prints it; None for other texts."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of backslashes that escape nothing
+            return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        return None
 
 
 def _read_message(entry: Any, where: str) -> Message:
     if not isinstance(entry, Mapping):
         raise Unusable(f"{where} is {quoted(entry)}, not an object with role and content")
-    name = entry.get("role", entry.get("from"))
-    role = ROLES.get(name.strip().lower()) if isinstance(name, str) else None
+    name, role = entry.get("role", entry.get("from")), _role(entry)
     if role is None:
         raise Unusable(f"{where} has the role {quoted(name)}; allowed: {', '.join(ROLES)}")
-    content = _content(entry.get("content", entry.get("value")), where)
-    message: Message = {"role": role, "content": content}
+    content = entry.get("content", entry.get("value"))
+    if content is None and role in ("system", "user"):
+        raise Unusable(f"{where}, of the role {name!r}, has no content")
+    message: Message = {"role": role, "content": _content(content, where)}
     message |= {key: entry[key] for key in _KEPT if entry.get(key) is not None}
-    calls = [_call(call, where) for call in entry.get("tool_calls") or ()]
-    if entry.get("function_call"):
-        calls.append(_call({"function": entry["function_call"]}, where))
-    if name == "function_call":
-        calls, message["content"] = [_call(parsed(content, where), where)], ""
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    thought = next((entry[key] for key in _REASONING if entry.get(key) is not None), None)
+    if thought is not None:
+        message["reasoning_content"] = _content(thought, where)
+    if message.get("weight") not in (None, 0, 1):
+        raise Unusable(f"{where} has the weight {quoted(message['weight'])}; allowed: 0 and 1")
+    calls = _calls(entry, where)
+    if name.strip().lower() == "function_call":
+        calls, message["content"] = _list_of_calls(message["content"], where), ""
+    if calls and role != "assistant":
+        raise Unusable(f"{where}, of the role {name!r}, calls a tool, but only the assistant can")
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _calls(entry: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """Return the tool calls of a message, in OpenAI's current and older form."""
+    older = entry.get("function_call")
+    return [
+        *(_list_of_calls(entry["tool_calls"], where) if entry.get("tool_calls") else ()),
+        *(_list_of_calls(older, where) if older else ()),
+    ]
+
+
+def _list_of_calls(value: Any, where: str) -> list[dict[str, Any]]:
+    value = parsed(value, f"the tool call of {where}")
+    calls = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    return [_call(call, where) for call in calls]
 
 
 def _content(value: Any, where: str) -> str:
@@ -110,7 +206,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     arguments = function.get("arguments", function.get("parameters")) or {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = json.loads(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError):
             raise Unusable(f"{where} calls {function['name']!r} with arguments that are not JSON") from None
     if not isinstance(arguments, Mapping):

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qkv.data.records.conversations.messages import Message, parsed, read_messages, read_tools
+from qkv.data.records.conversations.messages import (
+    Message,
+    check_characters,
+    parsed,
+    read_messages,
+    read_text_or_messages,
+    read_tools,
+)
 from qkv.data.records.model import Role
 from qkv.data.records.values import Unusable
 from qkv.system.errors import quoted
@@ -32,8 +39,8 @@ CONVERSATION_ROLES = (
 input), and what stands beside them.
 """
 PREFERENCE_ROLES = (
-    Role("chosen", "messages", ("chosen", "preferred", "accepted"), optional=True, by_name=True),
-    Role("rejected", "messages", ("rejected", "dispreferred"), optional=True, by_name=True),
+    Role("chosen", "messages", ("chosen", "preferred", "accepted", "preferred_output"), optional=True, by_name=True),
+    Role("rejected", "messages", ("rejected", "dispreferred", "non_preferred_output"), optional=True, by_name=True),
     Role("label", "messages", ("label", "desirable", "thumbs_up"), optional=True, by_name=True),
     *(role for role in CONVERSATION_ROLES if role.name != "history"),
 )
@@ -72,52 +79,98 @@ class JudgedAnswer:
 def read_conversation(row: Mapping[str, Any]) -> Conversation:
     """Read the conversation of a row with values of ``CONVERSATION_ROLES``.
 
-    A list of messages comes first, else prompt and completion. Messages after the last answer are left out. Raises
-    ``Unusable`` for a conversation without an answer, and for an empty one.
+    A list of messages comes first, else prompt and completion; a completion is also the answer to messages that end
+    without one. Messages after the last answer are left out. Raises ``Unusable`` for a conversation without an answer,
+    and for an empty one.
     """
-    if row.get("messages") is not None:
+    conversation = _conversation(row)
+    check_characters([conversation.messages, conversation.tools])
+    return conversation
+
+
+def _conversation(row: Mapping[str, Any]) -> Conversation:
+    messages = _all_messages(row)
+    end = _end(messages)
+    if not end:
+        raise Unusable("it has no answer of the assistant")
+    if all(message["role"] == "assistant" for message in messages[:end]):
+        raise Unusable("no message stands before its answer")
+    _check(messages[:end])
+    return Conversation(tuple(messages[:end]), read_tools(row.get("tools")), len(messages) - end)
+
+
+def _all_messages(row: Mapping[str, Any]) -> list[Message]:
+    if not _is_empty(row.get("messages")):
         messages = read_messages(row["messages"])
+        if messages and messages[-1]["role"] != "assistant" and not _is_empty(row.get("completion")):
+            messages += _answer(row["completion"], "completion")
     elif row.get("prompt") is not None or row.get("completion") is not None:
         messages = [*_prompt(row), *_answer(row.get("completion"), "completion")]
     else:
         raise Unusable("it has neither messages nor a prompt with a completion")
-    messages = _with_system(messages, row)
-    end = max((i for i, message in enumerate(messages, 1) if message["role"] == "assistant"), default=0)
-    if not end:
-        raise Unusable("it has no answer of the assistant")
-    _check(messages[:end])
-    return Conversation(tuple(messages[:end]), read_tools(row.get("tools")), len(messages) - end)
+    return _with_system(messages, row)
+
+
+def _end(messages: Sequence[Message]) -> int:
+    """Return the number of messages through the last answer."""
+    return max((i for i, message in enumerate(messages, 1) if message["role"] == "assistant"), default=0)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def prompt_of(row: Mapping[str, Any]) -> tuple[Message, ...]:
+    """Return the messages before the answer that is compared, judged, or the last. Raises ``Unusable``."""
+    if any(row.get(name) is not None for name in ("chosen", "rejected", "label")):
+        return read_preference(row).prompt
+    return read_conversation(row).messages[:-1]
 
 
 def read_preference(row: Mapping[str, Any]) -> Preference | JudgedAnswer:
     """Read the preference of a row with values of ``PREFERENCE_ROLES``.
 
-    Without a prompt, ``chosen`` and ``rejected`` are whole conversations, and what both begin with is the prompt. A row
-    with a label is one answer. Raises ``Unusable``.
+    ``chosen`` and ``rejected`` that are whole conversations have as their prompt what both begin with. A row with a
+    label is one answer. Raises ``Unusable``.
     """
+    row = _unfold(row)
     tools = read_tools(row.get("tools"))
     if row.get("chosen") is None and row.get("rejected") is None:
         if row.get("label") is None:
             raise Unusable("it has neither chosen and rejected answers nor a label")
         return _judged(row, tools)
     chosen, rejected = (_answer(row.get(name), name) for name in ("chosen", "rejected"))
-    prompt = [] if row.get("prompt") is None and row.get("messages") is None else _prompt(row)
-    if prompt:
-        chosen, rejected = (_without(prompt, each) for each in (chosen, rejected))
+    if chosen[0]["role"] == rejected[0]["role"] == "assistant":
+        prompt = _given_prompt(row)
     else:
         pairs = zip(chosen, rejected, strict=False)
         shared = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(chosen), len(rejected)))
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
     prompt = _with_system(prompt, row)
-    if not any(message["role"] == "user" for message in prompt):
-        raise Unusable("it has no prompt: the chosen and the rejected conversation begin differently")
     if chosen == rejected:
         raise Unusable("the chosen and the rejected answer are equal")
+    if not any(message["role"] == "user" for message in prompt):
+        raise Unusable("it has no prompt: the chosen and the rejected conversation begin differently")
+    chosen, rejected = (answer[: _end(answer)] for answer in (chosen, rejected))
     for answer in (chosen, rejected):
         if not answer or answer[0]["role"] != "assistant":
-            raise Unusable("the chosen or the rejected answer is empty")
+            raise Unusable("the chosen or the rejected conversation has no answer where they begin to differ")
         _check([*prompt, *answer])
+    check_characters([prompt, chosen, rejected, tools])
     return Preference(tuple(prompt), tuple(chosen), tuple(rejected), tools)
+
+
+def _given_prompt(row: Mapping[str, Any]) -> list[Message]:
+    """Return the prompt that stands beside the answers; empty if none does."""
+    return [] if row.get("prompt") is None and row.get("messages") is None else _prompt(row)
+
+
+def _unfold(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the row with messages and tools that stand together in one cell, as OpenAI's preferences have them."""
+    inner = row.get("context")
+    if not isinstance(inner, Mapping) or "messages" not in inner:
+        return row
+    return {**row, "context": None, "messages": inner["messages"], "tools": inner.get("tools")}
 
 
 def _judged(row: Mapping[str, Any], tools: tuple[dict[str, Any], ...] | None) -> JudgedAnswer:
@@ -142,10 +195,11 @@ def _good(value: Any) -> bool:
 
 def _prompt(row: Mapping[str, Any]) -> list[Message]:
     """Return the messages before the answer: history, and the prompt with its input."""
-    value = parsed(row.get("prompt"), "prompt") if row.get("prompt") is not None else row.get("messages")
-    if value is not None and not isinstance(value, str):
-        return read_messages(value, "prompt")
-    text, more = value or "", row.get("context")
+    value = row.get("prompt") if row.get("prompt") is not None else row.get("messages")
+    value = read_text_or_messages(value, "prompt")
+    if not isinstance(value, str):
+        return value
+    text, more = value, read_text_or_messages(row.get("context"), "context")
     if isinstance(more, str) and more.strip():
         text = f"{text}\n\n{more}" if text.strip() else more
     if not text.strip():
@@ -170,15 +224,10 @@ def _history(row: Mapping[str, Any]) -> list[Message]:
 
 
 def _answer(value: Any, name: str) -> list[Message]:
-    value = parsed(value, name)
-    if value is None or value == []:
+    value = read_text_or_messages(value, name)
+    if not value or (isinstance(value, str) and not value.strip()):
         raise Unusable(f"its {name} is empty")
-    return [{"role": "assistant", "content": value}] if isinstance(value, str) else read_messages(value, name)
-
-
-def _without(prompt: Sequence[Message], answer: list[Message]) -> list[Message]:
-    """Return ``answer`` without the messages of the prompt, which some forms repeat before it."""
-    return answer[len(prompt) :] if answer[: len(prompt)] == list(prompt) else answer
+    return [{"role": "assistant", "content": value}] if isinstance(value, str) else value
 
 
 def _with_system(messages: list[Message], row: Mapping[str, Any]) -> list[Message]:

@@ -1,0 +1,64 @@
+"""Check of conversations and preferences when their table is read, so that unusable rows are listed by line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qkv.data.records.conversations.read import prompt_of, read_conversation, read_preference
+from qkv.data.records.model import Role
+from qkv.data.records.table import Table
+from qkv.system.errors import UserError
+
+
+class ConversationCheck:
+    """Callable that raises ``Unusable`` for an example without a conversation or preference; other tables pass.
+
+    ``notes``: sentences on columns and messages that are not read.
+    """
+
+    def __init__(self, roles: Sequence[Role], columns: Mapping[str, str]):
+        names = {role.name for role in roles}
+        self._applies = any(role.kind == "messages" for role in roles)
+        self._read = read_preference if "chosen" in names else read_conversation
+        self._columns, self._rows, self._cut = columns, 0, 0
+
+    def __call__(self, example: Mapping[str, Any]) -> None:
+        if self._applies:
+            self._rows += 1
+            self._cut += getattr(self._read(example), "left_out", 0) > 0
+
+    def notes(self) -> list[str]:
+        """Return sentences on what is left out of the rows that were checked."""
+        if not self._applies:
+            return []
+        notes = []
+        beside = [
+            self._columns[role] for role in ("prompt", "context", "completion", "history") if role in self._columns
+        ]
+        if "messages" in self._columns and beside and self._read is read_conversation:
+            listed = ", ".join(map(repr, beside))
+            notes.append(f"{listed}: not read in rows whose {self._columns['messages']!r} end with an answer")
+        if self._cut:
+            go = "goes on after its" if self._cut == 1 else "go on after their"
+            notes.append(f"{self._cut:,} of {self._rows:,} conversations {go} last answer; what follows is left out")
+        return notes
+
+
+def check_columns(table: Table, roles: Sequence[Role], columns: Mapping[str, str], where: str) -> None:
+    """Raise ``UserError`` for a table of conversations or preferences in which no column was found for them."""
+    names = [role.name for role in roles if role.kind == "messages"]
+    needed = ("chosen", "label") if "chosen" in names else ("messages", "prompt", "completion", "context")
+    if names and not any(name in columns for name in needed):
+        forms = "messages, or prompt and completion"
+        if "chosen" in names:
+            forms = "prompt, chosen and rejected, or prompt, completion and label"
+        raise UserError(
+            f"{table.name} has no column of {forms}; its columns are {', '.join(map(repr, table.columns[:20]))}; say "
+            f"which is which with {where}.columns={{{needed[0]}: {table.columns[0]}}}"
+        )
+
+
+def prompt_text(row: Mapping[str, Any]) -> str:
+    """Return a text that is equal for rows with the same prompt."""
+    return repr([sorted(message.items()) for message in prompt_of(row)])
