@@ -103,7 +103,7 @@ def test_tool_calls_and_parts_take_the_form_of_templates() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, *messages(("a", "b"))]}, "'image_url'"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-            "arguments that are not JSON",
+            "arguments that cannot be used",
         ),
         ({"prompt": " ", "completion": "a"}, "prompt is empty"),
         ({"prompt": "a", "completion": ""}, "completion is empty"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import accumulate, count
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
+from qkv.data.records.conversations.messages import read_arguments
 from qkv.data.records.images.pictures import URI
 from qkv.serving.limits import MAX_LOGPROBS, MAX_TOOLS
 from qkv.serving.requests.bodies import GenerationBody, Neutral, Unused, only
@@ -71,24 +71,11 @@ def _picture(part: dict[str, Any]) -> Picture:
     return Picture(uri)
 
 
-def _arguments(value: Any) -> Any:
-    """Convert the arguments of a call, an object or its JSON, to an object, as chat templates need. An empty text means
-    no arguments.
-    """
-    try:
-        arguments = (json.loads(value) if value.strip() else {}) if isinstance(value, str) else value
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise ValueError(f"{quoted(value)} given; allowed: the JSON of an object")
-    return arguments
-
-
 class CalledFunction(Lenient):
     """Function of a call, with its arguments."""
 
     name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(_arguments)]
+    arguments: Annotated[dict[str, Any], BeforeValidator(read_arguments)]
 
 
 class MessageCall(Lenient):

@@ -52,7 +52,7 @@ def choose(
     columns = {role.name: guess.taken[role.name] for role in roles if role.name in guess.taken}
     guessed = [(role, column) for role, column in columns.items() if role not in settings]
     parts = [f"{column!r} {'as' if i else 'is taken as'} {role}" for i, (role, column) in enumerate(guessed)]
-    note = f"{', '.join(parts)} (guessed){guess.unused()}" if parts else ""
+    note = f"{', '.join(parts)} (guessed){guess.describe_others()}" if parts else ""
     several = next((columns[role.name] for role in roles if role.kind == "labels"), None)
     if several is None:
         return ColumnChoice(columns, note)
@@ -150,7 +150,7 @@ class _Guess:
             )
         return role.kind == "label" and len(profile.distinct) > 1 and profile.contradicts("label")
 
-    def unused(self) -> str:
+    def describe_others(self) -> str:
         """Return a clause on the columns that could have a role by their name, but of which another was chosen."""
         columns = [(role, name) for role, names in self.others.items() for name in names if name in self.free]
         return "".join(f"; {name!r} could be {role}, too, and is not read" for role, name in columns)

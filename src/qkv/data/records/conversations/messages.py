@@ -110,6 +110,19 @@ def read_tools(value: Any) -> tuple[dict[str, Any], ...] | None:
     return tuple(dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)} for tool in tools)
 
 
+def read_arguments(value: Any) -> dict[str, Any]:
+    """Convert the arguments of a call, an object or its JSON, to an object, as chat templates need. An empty text means
+    no arguments. Raises ``ValueError``.
+    """
+    try:
+        arguments = (json.loads(value) if value.strip() else {}) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"{quoted(value)} given; allowed: the JSON of an object")
+    return dict(arguments)
+
+
 def parsed(value: Any, where: str) -> Any:
     """Return a cell as plain data: a list or object is parsed, from JSON or as Python prints it, as in tables that were
     written by pandas; an empty text is None. Raises ``Unusable``.
@@ -203,13 +216,9 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise Unusable(f"{where} has the tool call {quoted(call)}, which names no function")
-    arguments = function.get("arguments", function.get("parameters")) or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
-            raise Unusable(f"{where} calls {function['name']!r} with arguments that are not JSON") from None
-    if not isinstance(arguments, Mapping):
-        raise Unusable(f"{where} calls {function['name']!r} with {quoted(arguments)}, not an object of arguments")
+    try:
+        arguments = read_arguments(function.get("arguments", function.get("parameters")) or {})
+    except ValueError as error:
+        raise Unusable(f"{where} calls {function['name']!r} with arguments that cannot be used: {error}") from None
     identity = {"id": call["id"]} if call.get("id") else {}
-    return {**identity, "type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
+    return {**identity, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
