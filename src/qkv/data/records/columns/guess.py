@@ -67,7 +67,7 @@ class _Guess:
         self.roles = roles
         self.option = f"{where}.columns"
         self.taken: dict[str, str] = {}
-        self.others: dict[str, list[str]] = {}
+        self.alternatives: dict[str, list[str]] = {}
 
     @cached_property
     def profiles(self) -> dict[str, Profile]:
@@ -118,7 +118,7 @@ class _Guess:
             columns = sorted((c for c in self.free if plain(c) in names), key=lambda c: names.index(plain(c)))
             if role.by_name and role.name not in self.taken and columns:
                 self.taken[role.name] = columns[0]
-                self.others[role.name] = columns[1:]
+                self.alternatives[role.name] = columns[1:]
         for role in self.open_roles:
             names = [plain(name) for name in (role.name, *role.names)]
             named = [column for column in self.free if plain(column) in names and not self._contradicts(column, role)]
@@ -152,7 +152,7 @@ class _Guess:
 
     def describe_others(self) -> str:
         """Return a clause on the columns that could have a role by their name, but of which another was chosen."""
-        columns = [(role, name) for role, names in self.others.items() for name in names if name in self.free]
+        columns = [(role, name) for role, names in self.alternatives.items() for name in names if name in self.free]
         return "".join(f"; {name!r} could be {role}, too, and is not read" for role, name in columns)
 
     def by_content(self) -> None:
