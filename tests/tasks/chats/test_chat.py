@@ -177,6 +177,14 @@ def test_adapters_leave_the_start_as_the_baseline(tmp_path: Path) -> None:
     assert loss[0] == pytest.approx(loss[1], rel=1e-5)
 
 
+def test_an_answer_without_a_question_is_learned_but_not_shown(tmp_path: Path) -> None:
+    folder, alone = start(tmp_path / "start"), {"messages": [{"role": "assistant", "content": "the red ball"}]}
+    source = write(tmp_path / "talks.jsonl", [alone, *TALKS])
+    run = qkv.train(source, overrides=FEW, task="chat", start=folder, out=tmp_path / "run", validation=str(source))
+    rows = run.evaluation["splits"]["validation"]["sections"][0]["rows"]  # type: ignore[index]
+    assert [(row[0], row[-1]) for row in rows] == [("the cat", "sat"), ("and", "the red ball"), ("a", "b")]
+
+
 @pytest.mark.parametrize("learn", ["last", "everything"])
 def test_other_targets(tmp_path: Path, learn: str) -> None:
     _, dataset = opened(write(tmp_path / "talks.jsonl", TALKS), start(tmp_path / "start"), task={"learn": learn})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,13 +116,8 @@ class ChatTask(ConversationalTask):
 
     def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
         assert isinstance(dataset, ExampleDataset)
-        return "\n\n".join(self._last_answers(model, dataset.vocabulary, recipe, dataset.records[VALIDATION][:1]))
-
-    def _last_answers(
-        self, model: Transformer, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[Mapping[str, Any]]
-    ) -> list[str]:
-        """Write the last answer of each conversation anew."""
-        return self.answers(model, vocabulary, recipe, [_before_answer(read_conversation(row)) for row in rows])
+        chats = [_before_answer(each) for each in _with_question(dataset.records[VALIDATION], 1)]
+        return "\n\n".join(self.answers(model, dataset.vocabulary, recipe, chats))
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         assert isinstance(dataset, ExampleDataset)
@@ -130,7 +126,7 @@ class ChatTask(ConversationalTask):
         notes = []
         if baseline and figures["loss"] >= baseline["loss_of_start"]:
             notes.append("training did not lower the loss of the held-out answers; the start is as good")
-        conversations = [read_conversation(row) for row in dataset.records[split][:_SHOWN]]
+        conversations = _with_question(dataset.records[split], _SHOWN)
         chats = [_before_answer(each) for each in conversations]
         before = self.answers_before(dataset.vocabulary, recipe, chats)
         after = self.answers(model, dataset.vocabulary, recipe, chats)
@@ -140,7 +136,7 @@ class ChatTask(ConversationalTask):
         ]
         columns = ["last message", "answer before training", "answer after training", "answer of the data"]
         table = {"kind": "examples", "title": "Answers", "columns": columns, "rows": rows}
-        return Evaluation(figures | baseline, [table], notes)
+        return Evaluation(figures | baseline, [table] if rows else [], notes)
 
     def _baseline(self, dataset: Dataset, split: str, count: int) -> dict[str, float]:
         """Return loss and perplexity of the start of training on the split, whose answers have ``count`` targets."""
@@ -149,6 +145,12 @@ class ChatTask(ConversationalTask):
         with torch.no_grad(), self.reference() as start:
             nats = sum(float(self.summed_loss(start, batch.to(start.device))) for batch in dataset.rows(split))
         return {"loss_of_start": nats / count, "perplexity_of_start": exponential(nats / count)}
+
+
+def _with_question(rows: Iterable[Mapping[str, Any]], most: int) -> list[Conversation]:
+    """Return the first ``most`` conversations that have a message before the last answer."""
+    conversations = (read_conversation(row) for row in rows)
+    return list(islice((each for each in conversations if len(each.messages) > 1), most))
 
 
 def _before_answer(conversation: Conversation) -> tuple[Sequence[Mapping[str, Any]], Any]:
