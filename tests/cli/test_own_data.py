@@ -80,7 +80,7 @@ def stars(tables: Path) -> Path:
 
 
 def test_every_verb_is_tried() -> None:
-    assert CASES.keys() == VERBS.keys() - {"forecast", "edges"}  # which have tests of their own
+    assert CASES.keys() == VERBS.keys() - {"forecast", "edges", "chat", "prefer"}  # which have tests of their own
 
 
 @pytest.mark.parametrize("verb", CASES)

@@ -108,8 +108,8 @@ def test_random_crops_draw_with_replacement() -> None:
 def test_what_cuts_a_text_is_refused() -> None:
     with pytest.raises(
         UserError,
-        match=r"data\.batching: 'packed' is for running text, .* use one of length_buckets, random_crops, "
-        r"token_buckets",
+        match=r"data\.batching: 'packed' is for running text, .* use one of best_fit, length_buckets, "
+        r"random_crops, token_buckets",
     ):
         ExampleRows(np.ones(3, np.int64), spec.Packed(), 2, 0)
 

@@ -23,6 +23,10 @@ _SUMMARIES = {
     "edges": "Train a model that predicts missing edges of a graph, on a table of edges, 'nodes.csv | edges.csv' or an "
     ".npz file.",
     "summarize": "Train a model that summarizes texts, on a table with a column of summaries.",
+    "chat": "Train a chat model on conversations, from an existing model (--from), on a table with a column of "
+    "messages, or of prompts and completions.",
+    "prefer": "Train a chat model on preferences, from an existing model (--from), on a table with prompts and with "
+    "chosen and rejected answers, or with answers and labels.",
     FINETUNE: "Finetune an existing model on a table; the task is inferred from the data, or set by --task.",
 }
 _REST = (
@@ -61,4 +65,4 @@ def applies(option: str, verb: str) -> bool:
     columns = {name for entry in VERBS.values() for name in (*entry.columns, *entry.settings)}
     if option not in columns:
         return bool(verb)
-    return verb == FINETUNE or (verb != "" and option in VERBS[verb].columns)
+    return verb == FINETUNE or (verb != "" and option in (*VERBS[verb].columns, *VERBS[verb].settings))

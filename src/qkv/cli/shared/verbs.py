@@ -12,6 +12,7 @@ import typer
 from qkv.choosing.verbs import VERBS
 from qkv.spec.data import Data
 from qkv.spec.models.adapt import Adapt
+from qkv.spec.recipes.preference_tasks import PreferenceLoss
 from qkv.system.errors import UserError, nearest
 
 FINETUNE = "finetune"
@@ -38,6 +39,17 @@ class TableOptions(NamedTuple):
         str | None, typer.Option(metavar="COLUMN", help="Hold out the last rows, by this column of times.")
     ] = None
     bad_rows: Annotated[str | None, typer.Option(metavar=_ROWS, help="Skip or refuse unusable rows.")] = None
+    learn: Annotated[
+        str | None,
+        typer.Option(metavar="answers|last|everything", help="What is learned of a conversation; default: answers."),
+    ] = None
+    loss: Annotated[
+        str | None,
+        typer.Option(metavar="|".join(PreferenceLoss.kinds()), help="Loss on preferences; default: sigmoid (DPO)."),
+    ] = None
+    chat_template: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Jinja chat template that replaces the model's own.")
+    ] = None
     horizon: Annotated[int | None, typer.Option(metavar="N", help="Number of future steps; default: a season.")] = None
     start: Annotated[
         str | None,

@@ -266,7 +266,7 @@ class ServedModel:
 
     def prompt_end(self, ids: Sequence[int]) -> str:
         """Return the text at the end of a prompt, which tells how its answer begins."""
-        return self.tokenizer.decode(ids[-_END:])
+        return self.tokenizer.decode(token for token in ids[-_END:] if token >= 0)  # others stand for pictures
 
     def requests(
         self,
