@@ -9,9 +9,9 @@ from typing import Any
 
 import qkv
 from qkv.spec import tokenizers as spec
-from qkv.spec.branches import GRU, Attention, Branch, FeedForward
+from qkv.spec.branches import GRU, Attention, Branch, FeedForward, GatedFeedForward
 from qkv.spec.model import Block, Model, Text
-from qkv.spec.parts import NoPositions, Rope
+from qkv.spec.parts import NoPositions, RMSNorm, Rope
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 
@@ -30,11 +30,21 @@ def tokenizer(template: str | None = TEMPLATE) -> Tokenizer:
     return Tokenizer(made.core, {"eos": END, "pad": END}, template)
 
 
-def start(folder: Path, template: str | None = TEMPLATE, mixer: Branch | None = None, context: int = 96) -> Path:
-    """A saved model with random weights."""
+def start(
+    folder: Path, template: str | None = TEMPLATE, mixer: Branch | None = None, context: int = 96, llama: bool = False
+) -> Path:
+    """A saved model with random weights. llama: of a form that other libraries open."""
     made = tokenizer(template)
     branch = mixer or Attention(num_heads=2, relative=Rope())
     frontend = Text(vocab_size=made.vocab_size, positions=NoPositions())
+    if llama:
+        block = Block(
+            branches=(Attention(num_heads=2, relative=Rope(), bias=False), GatedFeedForward()), norm=RMSNorm()
+        )
+        model = Model(
+            num_layers=2, width=32, context_length=context, frontend=frontend, blocks=(block,), norm=RMSNorm()
+        )
+        return qkv.save(qkv.build(model, seed=3), folder, made)
     blocks = (Block(branches=(branch, FeedForward())),)
     model = Model(num_layers=2, width=32, context_length=context, frontend=frontend, blocks=blocks)
     return qkv.save(qkv.build(model, seed=3), folder, made)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from tests.tasks.chats.chat_runs import END, TEMPLATE, recurrent, start, talk, tokenizer, write
-from torch.nn import functional as F
 
 import qkv
 from qkv.data.batching.batch import IGNORED
 from qkv.data.batching.best_fit import pack
+from qkv.runs.inference.end_tokens import writing
 from qkv.spec.data import BestFit, Data, LengthBuckets
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Chat
@@ -150,21 +150,33 @@ def test_packing_uses_each_example_once_and_fills_rows() -> None:
     assert ChatText(np.arange(3), np.ones(3, bool)).targets.all()
 
 
-def test_a_run_chats_in_the_trained_form(tmp_path: Path) -> None:
-    """Trained, compared with the start, resumed, exported: the template and the end of an answer go along."""
-    folder = start(tmp_path / "start")
+def test_a_run_and_its_exports_chat_in_the_trained_form(tmp_path: Path) -> None:
+    folder = start(tmp_path / "start", llama=True)
     source = write(tmp_path / "talks.jsonl", TALKS * 3)
     run = qkv.train(source, overrides=FEW, task="chat", start=folder, out=tmp_path / "run", validation=str(source))
     figures = run.evaluation["splits"]["validation"]["figures"]  # type: ignore[index]
     assert figures["loss"] < figures["loss_of_start"]
-    assert run.tokenizer.chat_template == TEMPLATE
-    assert tokenizer().core.token_to_id(END) in run.recipe.sample.stop_token_ids
-    again = qkv.load(run.folder)
-    assert again.tokenizer.chat_template == TEMPLATE
-    rows = again.evaluation["splits"]["validation"]["sections"][0]["rows"]  # type: ignore[index]
+    rows = qkv.load(run.folder).evaluation["splits"]["validation"]["sections"][0]["rows"]  # type: ignore[index]
     assert rows[0][-1] == "sat"
-    before = F.cross_entropy(qkv.load(folder).model(torch.tensor([[1, 2]]))[0][0], torch.tensor([2, 3]))
-    assert before.isfinite()
+    small = qkv.quantize(run.folder, tmp_path / "small", bits=8).run.folder
+    hf = qkv.export(run.folder, tmp_path / "hf", check=False).place
+    gguf = qkv.export(run.folder, tmp_path / "run.gguf", format="gguf", check=False).place
+    end = tokenizer().core.token_to_id(END)
+    for place in (run.folder, small, hf, gguf):
+        opened_again = qkv.load(place)
+        assert opened_again.tokenizer.chat_template == TEMPLATE, place
+        assert end in writing(opened_again).stop_token_ids, place
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    folder, source = start(tmp_path / "start"), write(tmp_path / "talks.jsonl", TALKS * 3)
+    arguments = {"task": "chat", "start": folder, "validation": str(source)}
+    changes = [*FEW[1:], "training.schedule=constant", "training.checkpoints.every=1", "training.batch_size=1"]
+    whole = qkv.train(source, overrides=[*changes, "training.steps=4"], out=tmp_path / "a", **arguments)
+    qkv.train(source, overrides=[*changes, "training.steps=2"], out=tmp_path / "b", **arguments)
+    resumed = qkv.train(source, overrides=[*changes, "training.steps=4"], out=tmp_path / "b", **arguments)
+    for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_adapters_leave_the_start_as_the_baseline(tmp_path: Path) -> None:

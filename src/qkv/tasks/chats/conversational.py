@@ -14,7 +14,6 @@ from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.decode.sample import generate
 from qkv.models.transformer import Transformer
-from qkv.spec.data import Data
 from qkv.spec.recipe import Recipe
 from qkv.spec.recipes.chat_tasks import Conversational
 from qkv.system.errors import UserError
@@ -45,12 +44,17 @@ class ConversationalTask(ExampleTask):
         return False
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        tokenizer = self._tokenizer(recipe.data)
+        tokenizer = self._tokenizer(recipe)
         return Vocabulary(tokenizer, tokenizer)
 
-    def _tokenizer(self, data: Data) -> Tokenizer:
+    def _tokenizer(self, recipe: Recipe) -> Tokenizer:
         """Return the tokenizer of the start, with the template that the run will use."""
-        tokenizer = trained(data.tokenizer, ())
+        if recipe.start.checkpoint is None and self.spec.chat_template is None:
+            raise UserError(
+                f"a model of the task {self.spec.kind!r} is trained from a chat model; name a run, folder or file with "
+                "--from (start), or a chat template for a new model with --chat-template (task.chat_template)"
+            )
+        tokenizer = trained(recipe.data.tokenizer, ())
         if self.spec.chat_template is not None:
             tokenizer = tokenizer.with_chat_template(read_template(Path(self.spec.chat_template).expanduser()))
         if tokenizer.chat_template is None:
@@ -62,7 +66,7 @@ class ConversationalTask(ExampleTask):
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
         """Return the recipe whose answers end at the end token of the template."""
-        tokenizer, sample = self._tokenizer(recipe.data), recipe.sample
+        tokenizer, sample = self._tokenizer(recipe), recipe.sample
         end = end_of_answer(ChatTemplate(tokenizer.chat_template or "", tokenizer), sample.stop_token_ids)
         ends = tuple(dict.fromkeys((*sample.stop_token_ids, end)))
         return recipe.changed(sample=sample.changed(stop_token_ids=ends))
