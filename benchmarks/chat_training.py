@@ -262,7 +262,7 @@ def _form(start: str, folder: Path, given: argparse.Namespace) -> None:
     served_rows = []
     for name, path in handed_on(run, folder, given.smoke).items():
         score = form_score([text.strip() for text in chats(path, prompts_of(held_out))], held_out)
-        served_rows.append([name, len(held_out), *map(_percent, score)])
+        served_rows.append([name, str(len(held_out)), *map(_percent, score)])
     _write("served", ["served", "chats", "form, %", "fields, %"], served_rows, given)
 
 

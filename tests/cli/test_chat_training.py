@@ -38,6 +38,10 @@ def test_a_trained_chat_says_what_it_learned_and_chats(qkv: Call, folder: Path, 
     assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["splits"].keys() == {"validation"}
     answer = qkv("chat", tmp_path / "run", "the cat", "--temperature", "0", "--max-new-tokens", "4")
     assert answer.code == 0, answer.err
+    assert f"qkv chat {tmp_path / 'run'}" in said.out
+    predicted = qkv("predict", tmp_path / "run", "the cat", "--json")
+    assert predicted.code == 0, predicted.err
+    assert isinstance(json.loads(predicted.out)["answer"], str)
     again = qkv(*line, "--learn", "last", *SHORT)
     assert again.code == 0, again.err
 

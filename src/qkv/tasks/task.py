@@ -139,6 +139,8 @@ class Task(ABC):
     """True if it can group the tokens of a text to entities."""
     finds_spans: ClassVar[bool] = False
     """True if it answers by a span of a context, or by none."""
+    chats: ClassVar[bool] = False
+    """True if the model answers messages of a chat."""
     predicts_tables: ClassVar[bool] = False
     """True if predictions are for a whole table, such as the future of a series, not for each row."""
     generates_images: ClassVar[bool] = False

@@ -15,10 +15,12 @@ def counted(task: Task) -> str:
 
 
 def usage(task: Task, folder: str | Path, opening: str = "") -> tuple[str, str]:
-    """Return (purpose, shell command) for using a trained run: ``qkv predict`` for tasks with inputs, else ``qkv
-    generate``. ``opening``: example input.
+    """Return (purpose, shell command) for using a trained run: ``qkv chat`` for chats, ``qkv predict`` for tasks with
+    inputs, else ``qkv generate``. ``opening``: example input.
     """
     name = shlex.quote(str(folder))
+    if task.chats:
+        return "chat", f"qkv chat {name}"
     if task.predicts_tables:
         return "predict", f"qkv predict {name} --data {opening if opening not in ('', '…') else 'new.csv'}"
     if task.generates_images:

@@ -161,6 +161,11 @@ def test_a_run_and_its_exports_chat_in_the_trained_form(tmp_path: Path) -> None:
     small = qkv.quantize(run.folder, tmp_path / "small", bits=8).run.folder
     hf = qkv.export(run.folder, tmp_path / "hf", check=False).place
     gguf = qkv.export(run.folder, tmp_path / "run.gguf", format="gguf", check=False).place
+    messages = TALKS[1]["messages"][:3]
+    answers = qkv.predict(run, [{"messages": messages}, {"messages": "[laughs] the cat"}])
+    assert answers[0]["answer"] == qkv.chat(run, messages, temperature=0.0)["content"].strip()
+    with pytest.raises(UserError, match="the last message is an answer"):
+        qkv.predict(run, [{"messages": TALKS[1]["messages"]}])
     end = tokenizer().core.token_to_id(END)
     for place in (run.folder, small, hf, gguf):
         opened_again = qkv.load(place)

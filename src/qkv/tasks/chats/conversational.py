@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from qkv.data.records.conversations.messages import read_text_or_messages, read_tools
 from qkv.data.records.model import Records
 from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
@@ -35,6 +36,7 @@ class ConversationalTask(ExampleTask):
 
     spec: Conversational
     evaluates = True
+    chats = True
     reference: Reference | None = None
     """Start of training, with which losses and evaluations compare; None if there is none, or if it is gone."""
 
@@ -89,6 +91,17 @@ class ConversationalTask(ExampleTask):
                 bad.append(str(error))
         return usable, examples, bad
 
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Answer the messages of each row, a list of messages or the text of one, with temperature 0."""
+        role, most = self.asks[0], recipe.model.context_length
+        try:
+            chats = [(_question(row[role], role), read_tools(row.get("tools"))) for row in rows]
+        except Unusable as error:
+            raise UserError(str(error)) from None
+        return [{"answer": text} for text in self.answers(model, vocabulary, recipe, chats, most)]
+
     def answers_before(
         self, vocabulary: Vocabulary, recipe: Recipe, chats: Sequence[tuple[Sequence[Mapping[str, Any]], Any]]
     ) -> list[str]:
@@ -104,8 +117,9 @@ class ConversationalTask(ExampleTask):
         vocabulary: Vocabulary,
         recipe: Recipe,
         chats: Sequence[tuple[Sequence[Mapping[str, Any]], Any]],
+        most: int = _MOST,
     ) -> list[str]:
-        """Write the next message of each conversation, with temperature 0, in at most ``_MOST`` tokens; an empty text
+        """Write the next message of each conversation, with temperature 0, in at most ``most`` tokens; an empty text
         for a conversation that is too long. chats: messages and tools of each.
         """
         template = self.template(vocabulary)
@@ -119,10 +133,19 @@ class ConversationalTask(ExampleTask):
             return texts
         room = recipe.model.context_length - max(len(prompts[i]) for i in fitting)
         generation = recipe.sample.changed(
-            temperature=0.0, num_beams=1, num_return=1, max_new_tokens=min(_MOST, recipe.sample.max_new_tokens, room)
+            temperature=0.0, num_beams=1, num_return=1, max_new_tokens=min(most, recipe.sample.max_new_tokens, room)
         )
         ends = set(generation.stop_token_ids)
         for i, ids in zip(fitting, generate(model, [prompts[i] for i in fitting], generation), strict=True):
             written = [token for token in ids if token not in ends]
             texts[i] = vocabulary.tokenizer.decode(written, skip_special=True).strip()
         return texts
+
+
+def _question(value: Any, role: str) -> list[dict[str, Any]]:
+    """Return the messages that ``value`` asks to answer. Raises ``Unusable`` if the last one is an answer."""
+    read = read_text_or_messages(value, role)
+    messages = [{"role": "user", "content": read}] if isinstance(read, str) else read
+    if not messages or messages[-1]["role"] == "assistant":
+        raise Unusable(f"{role}: the last message is an answer; give the messages before it")
+    return messages
