@@ -93,7 +93,7 @@ def saved(folder: Path, seed: int) -> Path:
         initializer_range=0.1,
         bos_token_id=None,
         eos_token_id=made.eos_token_id,
-        pad_token_id=made.pad_token_id,
+        pad_token_id=None,  # the embedding of a padding id, here also the end, would have no gradient
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     made.save_pretrained(folder)
