@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from qkv.cli.inference.chat_input import BLOCK
 from qkv.cli.shared.runs import output_file
@@ -126,7 +126,9 @@ def _setting(session: ChatSession, name: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "off" if value is None or value == () else str(list(value) if isinstance(value, tuple) else value)
+    if value is None or value == ():
+        return "off"
+    return str([*cast("tuple[Any, ...]", value)] if isinstance(value, tuple) else value)
 
 
 def _tools(session: ChatSession, argument: str) -> Reply:

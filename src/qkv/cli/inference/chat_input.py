@@ -94,7 +94,11 @@ def _complete(words: list[str]) -> None:
         readline: Any = import_module("readline")
     except ImportError:
         return
+
+    def complete(text: str, number: int) -> str | None:
+        return next(iter([word for word in words if word.startswith(text)][number:]), None)
+
     readline.set_completer_delims(" \t\n")
-    readline.set_completer(lambda text, number: next(iter([w for w in words if w.startswith(text)][number:]), None))
+    readline.set_completer(complete)
     readline.parse_and_bind("tab: complete")
     readline.parse_and_bind("set enable-bracketed-paste on")

@@ -152,8 +152,8 @@ def call_on(layer: nn.Module, make: Callable[..., Tensor], *parts: Tensor) -> Te
 
     make: deterministic function without parameters that takes little time.
     """
-    plain = type(layer) is not LowRank or layer.merged or (layer.training and layer.dropout)
-    if plain or layer._forward_hooks or layer._forward_pre_hooks:
+    observed = layer._forward_hooks or layer._forward_pre_hooks
+    if not isinstance(layer, LowRank) or layer.merged or (layer.training and layer.dropout) or observed:
         return layer(make(*parts))  # type: ignore[no-any-return]
     return low_rank(make, parts, layer._map)
 

@@ -140,7 +140,7 @@ def _checked_message(message: Any, place: str) -> Message:
         raise UserError(f"{place}: {quoted(message)} given; allowed: an object with role and content")
     role = _SAME_ROLES.get(message["role"], message["role"])
     if role not in ROLES:
-        raise UserError(f"{place}: the role {quoted(role)} given; {nearest(role, ROLES)}")
+        raise UserError(f"{place}: the role {quoted(role)} given; {nearest(str(role), ROLES)}")
     texts = {name: message.get(name) or "" for name in ("content", "reasoning_content")}
     texts["content"] = _joined(texts["content"])
     wrong = next((name for name, text in texts.items() if not isinstance(text, str)), None)

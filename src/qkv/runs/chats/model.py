@@ -92,7 +92,7 @@ class ChatModel:
         """
         if tools and not self.template.reads_tools:
             raise UserError("tools: the chat template of this model does not support tools")
-        variables = {"tools": list(tools)} if tools else {}
+        variables: dict[str, Any] = {"tools": list(tools)} if tools else {}
         rows = self.form.to_template(messages)
         text, ids = self.template.text(rows, **variables), self.template.ids(rows, **variables)
         self._check_known(ids, text)

@@ -7,7 +7,7 @@ import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from qkv.data.records.values import Unusable
 from qkv.system.errors import quoted
@@ -100,14 +100,15 @@ def read_tools(value: Any) -> tuple[dict[str, Any], ...] | None:
     """Read the tools of a conversation: a list of JSON schemas, or its JSON; None for an empty cell. Raises
     ``Unusable``.
     """
-    tools = parsed(value, "tools")
+    tools: Any = parsed(value, "tools")
     if tools is None or tools == []:
         return None
     if isinstance(tools, Sequence) and not isinstance(tools, str):
         tools = [parsed(tool, "tools") for tool in tools]
     if not isinstance(tools, Sequence) or not all(isinstance(tool, Mapping) for tool in tools):
         raise Unusable(f"tools is {quoted(tools)}, not a list of objects")
-    return tuple(dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)} for tool in tools)
+    schemas: list[dict[str, Any]] = [dict(tool) for tool in cast("Sequence[Mapping[str, Any]]", tools)]
+    return tuple(tool if "function" in tool else {"type": "function", "function": tool} for tool in schemas)
 
 
 def read_arguments(value: Any) -> dict[str, Any]:

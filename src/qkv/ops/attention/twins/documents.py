@@ -68,7 +68,7 @@ def _parts_of_row(starts: Tensor, real: Tensor, numbers: Tensor) -> tuple[tuple[
 
 def attention(q: Tensor, k: Tensor, v: Tensor, problem: AttentionProblem, parts: Parts, attend: Attend) -> Tensor:
     """Compute attention O (B, H, N, Dv). ``parts``: result of ``parts_of``; ``attend``: attention of one document."""
-    rows = zip(*(t.split(1) for t in (q, k, v)), parts, strict=True)
+    rows = zip(q.split(1), k.split(1), v.split(1), parts, strict=True)
     return torch.cat([_row(*row, problem, attend) for row in rows])
 
 
@@ -76,7 +76,7 @@ def _row(
     q: Tensor, k: Tensor, v: Tensor, parts: tuple[tuple[int, bool], ...], problem: AttentionProblem, attend: Attend
 ) -> Tensor:
     sizes = [size for size, _ in parts]
-    several = zip(*(t.split(sizes, 2) for t in (q, k, v)), parts, strict=True)
+    several = zip(q.split(sizes, 2), k.split(sizes, 2), v.split(sizes, 2), parts, strict=True)
     outputs = [
         attend(q, k, v, _alone(problem, size)) if holds else v.new_zeros(*q.shape[:3], v.shape[3])
         for q, k, v, (size, holds) in several
