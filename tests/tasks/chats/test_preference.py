@@ -89,6 +89,32 @@ def test_a_loss_equals_its_formula(part: Any) -> None:
     assert float(loss) == pytest.approx(wanted, rel=1e-12)
 
 
+def slopes(
+    part: Any, policy: list[float], reference: list[float], lengths: list[int], good: list[bool], z: float
+) -> list[float]:
+    """Derivatives of a looped loss by the log-probability of each answer, from differences. ``z`` is constant."""
+    found, step = list[float](), 1e-5
+    for i in range(len(policy)):
+        above, below = ([*policy[:i], policy[i] + sign * step, *policy[i + 1 :]] for sign in (1, -1))
+        higher = looped(part, above, reference, lengths, good, z)
+        found.append((higher - looped(part, below, reference, lengths, good, z)) / (2 * step))
+    return found
+
+
+@pytest.mark.parametrize("part", LOSSES, ids=lambda part: part.kind)
+def test_the_gradient_of_a_loss_equals_that_of_its_formula(part: Any) -> None:
+    generator = torch.Generator().manual_seed(2)
+    policy, reference = -6 * torch.rand(2, 6, dtype=torch.float64, generator=generator)
+    lengths, good = torch.tensor([3, 5, 2, 7, 4, 1]), torch.tensor([True, True, True, False, False, False])
+    z = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
+    policy.requires_grad_()
+    implementation(part, "qkv.tasks")(part)(AnswerScores(policy, reference, lengths, good, z)).sum().backward()
+    wanted = slopes(part, policy.tolist(), reference.tolist(), lengths.tolist(), good.tolist(), 0.4)
+    assert policy.grad is not None
+    assert policy.grad.tolist() == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+    assert z.grad is None  # the divergence of KTO is a constant
+
+
 def opened(source: Path, folder: Path, loss: Any, adapt: str = "whole", **task: Any) -> tuple[Any, Any, Any]:
     """(task, data, model in double precision) of a training from ``folder``."""
     data = Data(source=str(source), validation=str(source), batching=LengthBuckets())
@@ -109,18 +135,24 @@ def opened(source: Path, folder: Path, loss: Any, adapt: str = "whole", **task: 
     return built, dataset, model.double().train()
 
 
+def encoded(prompt: str, text: str) -> Any:
+    """Token ids of a prompt and of the answer to it."""
+    template = ChatTemplate(TEMPLATE, tokenizer())
+    return find_answer(template, [{"role": "user", "content": prompt}], [{"role": "assistant", "content": text}])
+
+
+def log_probability(model: Any, prompt: str, text: str) -> torch.Tensor:
+    """Log-probability of an answer after its prompt, one position at a time."""
+    answer = encoded(prompt, text)
+    ids = [*answer.prompt, *answer.ids]
+    assert tokenizer().core.token_to_id(END) == ids[-1]
+    logits = model(torch.tensor([ids]))[0][0].log_softmax(-1)
+    return torch.stack([logits[i - 1, ids[i]] for i in range(len(answer.prompt), len(ids))]).sum()
+
+
 def answer_scores(model: Any, rows: list[tuple[str, str]]) -> tuple[list[float], list[int]]:
-    """Log-probabilities of answers after their prompts, one position at a time, and their lengths."""
-    template, sums, lengths = ChatTemplate(TEMPLATE, tokenizer()), list[float](), list[int]()
-    for prompt, text in rows:
-        answer = find_answer(template, [{"role": "user", "content": prompt}], [{"role": "assistant", "content": text}])
-        ids = [*answer.prompt, *answer.ids]
-        logits = model(torch.tensor([ids]))[0][0].log_softmax(-1)
-        places = range(len(answer.prompt), len(ids))
-        sums.append(sum(float(logits[i - 1, ids[i]]) for i in places))
-        lengths.append(len(answer.ids))
-        assert tokenizer().core.token_to_id(END) == ids[-1]
-    return sums, lengths
+    """Log-probabilities of answers after their prompts, and their lengths."""
+    return [float(log_probability(model, *row)) for row in rows], [len(encoded(*row).ids) for row in rows]
 
 
 @torch.no_grad()
@@ -162,6 +194,46 @@ def test_the_loss_of_a_batch_equals_that_of_single_rows(tmp_path: Path, part: An
         assert found == pytest.approx(looped(part, policy, reference, lengths, good, z), rel=1e-6)
 
 
+PAIR_LOSSES = [part for part in LOSSES if not isinstance(part, spec.KTOLoss)]
+
+
+@pytest.mark.parametrize("part", PAIR_LOSSES, ids=lambda part: part.kind)
+def test_the_gradient_of_a_batch_equals_that_of_single_rows(tmp_path: Path, part: Any) -> None:
+    folder = start(tmp_path / "start")
+    task, dataset, model = opened(write(tmp_path / "pairs.jsonl", PAIRS), folder, part)
+    moved(model)
+    before = qkv.load(folder).model.double()
+    rows = [(pair["prompt"], pair[name]) for name in ("chosen", "rejected") for pair in PAIRS]
+    if task.reference is not None:
+        with task.reference() as reference:
+            reference.double()
+    task.summed_loss(model, next(dataset.rows("validation"))).backward()
+    found = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with torch.no_grad():
+        policy, lengths = answer_scores(model, rows)
+        factors = slopes(part, policy, answer_scores(before, rows)[0], lengths, [True] * 3 + [False] * 3, 0.0)
+    for factor, (prompt, text) in zip(factors, rows, strict=True):
+        (factor * log_probability(model, prompt, text)).backward()
+    for p, gradient in zip(model.parameters(), found, strict=True):
+        assert p.grad is not None
+        assert torch.allclose(gradient, p.grad, rtol=1e-5, atol=1e-8)
+
+
+def test_the_reference_has_no_dropout_and_training_goes_on_with_it(tmp_path: Path) -> None:
+    folder = start(tmp_path / "start")
+    source = write(tmp_path / "pairs.jsonl", PAIRS)
+    task, _, model = opened(source, folder, LOSSES[0], "lora(rank=4, dropout=0.5)")
+    model.float()
+    for layer in adapters(model).values():
+        torch.nn.init.normal_(layer.lora_b)
+    ids = torch.tensor([[1, 2, 3, 4]])
+    with torch.no_grad(), task.reference() as reference:
+        assert torch.equal(reference(ids)[0], qkv.load(folder).model(ids)[0])
+    assert model.training
+    assert not torch.equal(model(ids)[0], model(ids)[0])
+
+
 @torch.no_grad()
 def test_before_the_first_step_the_loss_is_log_2_and_no_prompt_counts(tmp_path: Path) -> None:
     task, dataset, model = opened(
@@ -170,12 +242,8 @@ def test_before_the_first_step_the_loss_is_log_2_and_no_prompt_counts(tmp_path: 
     batch = next(dataset.rows("validation"))
     assert float(task.summed_loss(model, batch)) == pytest.approx(3 * math.log(2), rel=1e-6)
     lengths = [int(n) for n in (batch.targets != -100).sum(1)]
-    template = ChatTemplate(TEMPLATE, tokenizer())
-    assert sorted(lengths) == sorted(
-        len(find_answer(template, [{"role": "user", "content": "x"}], [{"role": "assistant", "content": text}]).ids)
-        for pair in PAIRS
-        for text in (pair["chosen"], pair["rejected"])
-    )
+    texts = [pair[name] for pair in PAIRS for name in ("chosen", "rejected")]
+    assert sorted(lengths) == sorted(len(encoded("x", text).ids) for text in texts)
 
 
 def test_without_adapters_the_model_is_its_start_bit_by_bit(tmp_path: Path) -> None:
@@ -223,6 +291,9 @@ def test_chosen_answers_that_become_less_likely_are_said(tmp_path: Path) -> None
     assert figures["reward_rejected"] == pytest.approx(0.3 * (-6 - 1) / 2)
     assert figures["accuracy"] == 50
     assert figures["log_probability_chosen"] == pytest.approx(-2)
+    without, _, _ = opened(tmp_path / "pairs.jsonl", folder, spec.SimPOLoss(beta=1.5))
+    figures = without._figures_of_answers(outcomes)
+    assert figures["margin"] == pytest.approx(1.5 * (-2 - (-4 - 2) / 2))
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:

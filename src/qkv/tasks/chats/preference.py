@@ -151,8 +151,9 @@ class PreferenceTask(ConversationalTask):
         return Observed(self._losses(scores).sum(), batch.num_targets, outcomes)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
-        """Compute loss, accuracy and margin of rewards β r, and log-probabilities per token of both kinds of answers.
+        """Compute loss, accuracy and margin of rewards, and log-probabilities per token of both kinds of answers.
 
+        The reward of an answer is β r, or without a reference β log π(y|x) per token.
         accuracy: share of pairs whose chosen answer has the higher reward in %; of single answers, share of good ones
         with a positive reward and bad ones with a negative one. divergence: mean of r per token over all answers.
         """
@@ -160,21 +161,18 @@ class PreferenceTask(ConversationalTask):
         return {"loss": loss, **(self._figures_of_answers(seen.outcomes) if seen.outcomes else {})}
 
     def _figures_of_answers(self, outcomes: Sequence[Any]) -> dict[str, float]:
-        judges, beta = self.spec.loss.judges, self.spec.loss.beta  # type: ignore[attr-defined]
+        judges = self.spec.loss.judges
         flat = (
             [_Answer(*each) for each in outcomes] if judges else [_Answer(*each) for pair in outcomes for each in pair]
         )
-        reward = beta if self.needs_reference else 0.0
         good, bad = ([each for each in flat if each.good is kind] for kind in (True, False))
         if judges:
-            right = [(each.log_ratio > 0) == each.good for each in flat]
+            right = [(self._reward(each) > 0) == each.good for each in flat]
         else:
-            key = _Answer.log_ratio.fget if self.needs_reference else _Answer.per_token.fget
-            assert key is not None
-            right = [key(_Answer(*chosen)) > key(_Answer(*rejected)) for chosen, rejected in outcomes]
+            right = [self._reward(_Answer(*chosen)) > self._reward(_Answer(*rejected)) for chosen, rejected in outcomes]
         figures = {"accuracy": 100 * mean(right)}
         if good and bad:
-            rewards = [reward * mean(each.log_ratio for each in some) for some in (good, bad)]
+            rewards = [mean(self._reward(each) for each in some) for some in (good, bad)]
             figures |= {"margin": rewards[0] - rewards[1], "reward_chosen": rewards[0], "reward_rejected": rewards[1]}
         for name, some in (("chosen", good), ("rejected", bad)):
             if some:
@@ -182,6 +180,11 @@ class PreferenceTask(ConversationalTask):
         if self.needs_reference:
             figures["divergence"] = mean(each.log_ratio / each.length for each in flat)
         return figures
+
+    def _reward(self, answer: _Answer) -> float:
+        """Return β r, or without a reference β log π(y|x) per token."""
+        beta = self.spec.loss.beta  # type: ignore[attr-defined]
+        return beta * (answer.log_ratio if self.needs_reference else answer.per_token)
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         assert isinstance(dataset, ExampleDataset)
