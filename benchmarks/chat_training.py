@@ -167,8 +167,8 @@ def teach_short(start: str, folder: Path, options: argparse.Namespace, seeds: Se
     """Train the preference for short answers with each seed; return the rows of its table."""
     base, questions = qkv.load(start), [ask.format(topic=topic) for topic in TOPICS for ask in ASKS]
     random.Random(0).shuffle(questions)
-    questions = questions[:24] if options.smoke else questions
-    pairs = preference_pairs(base, questions, 24 if options.smoke else 96)
+    questions = questions[: 24 if options.smoke else options.questions]
+    pairs = preference_pairs(base, questions, 24 if options.smoke else 64)
     cut = len(pairs) * 4 // 5
     paths = folder / "pairs.jsonl", folder / "pairs_held_out.jsonl"
     for path, some in zip(paths, (pairs[:cut], pairs[cut:]), strict=True):
@@ -200,7 +200,7 @@ def teach_short(start: str, folder: Path, options: argparse.Namespace, seeds: Se
 
 
 def _tokens(run: Run, prompts: Sequence[Sequence[Message]]) -> float:
-    return mean(len(run.tokenizer.encode(text)) for text in answers(run, prompts, 96))
+    return mean(len(run.tokenizer.encode(text)) for text in answers(run, prompts, 64))
 
 
 def handed_on(run: Path, folder: Path, smoke: bool) -> dict[str, Path]:
@@ -233,6 +233,7 @@ def main() -> None:
     options.add_argument("--model", help="chat model: a folder or a GGUF file; default: SmolLM2-135M-Instruct")
     options.add_argument("--only", choices=("form", "short"), nargs="+", default=["form", "short"])
     options.add_argument("--talks", type=int, default=800, help="conversations of the form")
+    options.add_argument("--questions", type=int, default=150, help="questions of the preference")
     options.add_argument("--minutes", type=float, default=4, help="minutes of each training")
     options.add_argument("--seeds", type=int, default=3, help="seeds of the preference")
     options.add_argument("--write", type=Path, help="page whose tables are written")
