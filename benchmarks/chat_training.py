@@ -38,7 +38,13 @@ from qkv.generation.decode.sample import generate
 from qkv.report.table import print_table
 from qkv.runs.inference.end_tokens import writing
 from qkv.runs.run import Run
+from qkv.spec import tokenizers
+from qkv.spec.branches import Attention, GatedFeedForward
+from qkv.spec.model import Block, Text
+from qkv.spec.parts import NoPositions, RMSNorm, Rope
 from qkv.tokenizers.chat_template import find_template
+from qkv.tokenizers.tokenizer import Tokenizer
+from qkv.tokenizers.train import train
 from side_by_side import parser, say_where, write_table
 
 Message = dict[str, str]
@@ -65,6 +71,10 @@ _TOPIC_NAMES = (
 )
 TOPICS = tuple(_TOPIC_NAMES.split("|"))
 ASKS = ("What is {topic}?", "Why is {topic} useful?", "Describe {topic}.")
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 FIELDS = {"item": str, "price": (int, float), "stock": int}
 
 
@@ -151,16 +161,21 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def preference_pairs(run: Run, questions: Sequence[str], tokens: int) -> list[dict[str, Any]]:
+def preference_pairs(run: Run, questions: Sequence[str]) -> list[dict[str, Any]]:
     """Pairs of the model's own answers: the first sentence preferred to the whole; none for answers of one sentence."""
     prompts = [[{"role": "user", "content": question}] for question in questions]
     pairs = list[dict[str, Any]]()
-    for prompt, text in zip(prompts, answers(run, prompts, tokens), strict=True):
+    for question, text in zip(questions, answers(run, prompts), strict=True):
         first = re.split(r"(?<=[.!?])\s", text, maxsplit=1)[0]
         if first and len(first) < len(text):
-            chosen, rejected = ([{"role": "assistant", "content": content}] for content in (first, text))
-            pairs.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
+            pairs.append(_pair(question, first, text))
     return pairs
+
+
+def _pair(question: str, chosen: str, rejected: str) -> dict[str, Any]:
+    prompt = [{"role": "user", "content": question}]
+    both = ([{"role": "assistant", "content": text}] for text in (chosen, rejected))
+    return {"prompt": prompt, **dict(zip(("chosen", "rejected"), both, strict=True))}
 
 
 def teach_short(start: str, folder: Path, options: argparse.Namespace, seeds: Sequence[int]) -> list[list[Any]]:
@@ -168,7 +183,8 @@ def teach_short(start: str, folder: Path, options: argparse.Namespace, seeds: Se
     base, questions = qkv.load(start), [ask.format(topic=topic) for topic in TOPICS for ask in ASKS]
     random.Random(0).shuffle(questions)
     questions = questions[: 24 if options.smoke else options.questions]
-    pairs = preference_pairs(base, questions, 24 if options.smoke else 64)
+    pairs = [_pair(question, "Yes.", "Yes. It is.") for question in questions]
+    pairs = pairs if options.smoke else preference_pairs(base, questions)
     cut = len(pairs) * 4 // 5
     paths = folder / "pairs.jsonl", folder / "pairs_held_out.jsonl"
     for path, some in zip(paths, (pairs[:cut], pairs[cut:]), strict=True):
@@ -239,11 +255,11 @@ def main() -> None:
     options.add_argument("--write", type=Path, help="page whose tables are written")
     given = options.parse_args()
     say_where("openai")
-    start = given.model or _smollm2()
-    if start is None:
-        return
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
+        start = given.model or (_tiny(folder / "start") if given.smoke else _smollm2())
+        if start is None:
+            return
         if "form" in given.only:
             _form(start, folder, given)
         if "short" in given.only:
@@ -261,7 +277,8 @@ def _form(start: str, folder: Path, given: argparse.Namespace) -> None:
     _write("form", ["model", "seconds", "form, %", "fields, %"], rows, given)
     held_out = form_talks(4 if given.smoke else 20, ITEMS[40:], 2000)
     served_rows = []
-    for name, path in handed_on(run, folder, given.smoke).items():
+    places = handed_on(run, folder, given.smoke)
+    for name, path in list(places.items())[-1 if given.smoke else 0 :]:
         score = form_score([text.strip() for text in chats(path, prompts_of(held_out))], held_out)
         served_rows.append([name, str(len(held_out)), *map(_percent, score)])
     _write("served", ["served", "chats", "form, %", "fields, %"], served_rows, given)
@@ -272,6 +289,17 @@ def _write(name: str, columns: Sequence[str], rows: list[list[Any]], given: argp
     print_table(f"\n{name}", [*columns, "date"], dated)
     if given.write:
         write_table(given.write, f"{name}: benchmarks/chat_training.py", [*columns, "date"], dated)
+
+
+def _tiny(folder: Path) -> str:
+    """Chat model with random weights, for a smoke test."""
+    words = train(tokenizers.BPE(vocab_size=400), [*ASKS, *QUESTIONS, *TOPICS, *ITEMS, "item | price | stock"])
+    words = words.with_specials((), ("<|im_start|>", "<|im_end|>"))
+    tokenizer = Tokenizer(words.core, {"eos": "<|im_end|>"}, CHATML)
+    block = Block(branches=(Attention(num_heads=2, relative=Rope(), bias=False), GatedFeedForward()), norm=RMSNorm())
+    frontend = Text(vocab_size=tokenizer.vocab_size, positions=NoPositions())
+    model = qkv.Model(num_layers=1, width=32, context_length=512, frontend=frontend, blocks=(block,), norm=RMSNorm())
+    return str(qkv.save(qkv.build(model, seed=1), folder, tokenizer))
 
 
 def _smollm2() -> str | None:

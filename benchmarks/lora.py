@@ -297,7 +297,7 @@ def main() -> None:
     say_where("transformers", "peft")
     peer = available("peft", "peft", not asked.smoke)
     names = [name for name in asked.only if peer or not name.startswith("peft")]
-    sizes = (2, 1, 64) if asked.smoke else (asked.steps, asked.rows, asked.length)
+    sizes = (2, 1, 320) if asked.smoke else (asked.steps, asked.rows, asked.length)
     with tempfile.TemporaryDirectory() as name:
         source = Path(name, "exported")
         several = written(asked.model, source, asked.smoke)

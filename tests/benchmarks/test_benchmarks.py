@@ -24,6 +24,7 @@ SHARED = {
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
 
 PRINTS: dict[str, tuple[str, ...]] = {
+    "chat_training": ("before", "trained, seed 1", "exported GGUF file, q8_0", "accuracy", "tokens of an answer"),
     "contours": ("shapes, intersection over union", "difference from uniform", "64"),
     "attention": ("causal attention", "chosen", "ratio chosen / torch sdpa"),
     "decode": (
@@ -47,6 +48,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "length": ("nats a character by length of the row", "learned vectors", "refused", "RoPE", "YaRN"),
     "linear": ("native kernel", "one row / sum", "GFLOP/s", "chosen", "GB/s of weights"),
     "load_checkpoint": ("Llama, seconds", "peak / weights", "qkv", "GPT-2, seconds"),
+    "lora": ("left out: peft", "LoRA, 1 rows of 320 tokens", "qkv, fp32", "qkv, 4 bits"),
     "long_prompt": ("a prompt of 96 tokens", "longest pause", "2 of 2 wrote the same tokens"),
     "long_range": ("mixers on long rows", "most frequent label", "linear attention", "60 rows for training"),
     "own_tables": ("defaults on tables", "kept (runs)", "sum of values", "rmse"),

@@ -15,11 +15,13 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Chat
 from qkv.spec.training import Training, Validation
 
-_CHARACTERS = 3.0
-"""Approximate characters per token; fewer than usual, so that rows are rather too long than too short."""
+_CHARACTERS = 1.5
+"""Characters per token that nearly all texts exceed, also numbers and code: a row that is too long holds several
+conversations, and one that is too short loses answers.
+"""
 _MARKS = 16
 """Approximate tokens of the template around a message."""
-_LENGTHS = (128, 256, 512, 1024, 2048)
+_LENGTHS = (256, 512, 1024, 2048, 4096)
 _TOKENS = 1024
 """Positions of a step: on a processor, more tokens are not read faster, and leave fewer steps."""
 _RANK = 16
