@@ -330,3 +330,9 @@ def test_a_later_format_is_refused_before_its_keys_are(recipe_file: Path) -> Non
         UserError, match=f"format: a later version of qkv wrote this file, in format {FORMAT + 1}; this version reads"
     ):
         read_recipe(recipe_file)
+
+
+def test_a_start_in_a_folder_that_is_called_like_a_kind_is_read_again(tmp_path: Path) -> None:
+    recipe = Recipe.parse({"data": "text.txt", "start": {"kind": "checkpoint", "source": "checkpoint"}})
+    write_spec(tmp_path / "spec.yaml", recipe)
+    assert read_recipe(tmp_path / "spec.yaml").start == recipe.start

@@ -7,6 +7,7 @@ from qkv.runs.start import with_start
 from qkv.spec.data import Data
 from qkv.spec.model import Model
 from qkv.spec.models.adapt import Adapt
+from qkv.spec.models.start import CheckpointStart
 from qkv.spec.recipe import Recipe
 from qkv.spec.training import AdamW, LinearDecay, Training
 
@@ -31,7 +32,7 @@ def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int) -> R
     data = recipe.data.changed(tokenizer=Data.model_fields["tokenizer"].default, target_tokenizer=None)
     training = recipe.training
     part = Training.parse({"adapt": adapt}, "--adapt").adapt if adapt else training.adapt
-    recipe = with_start(recipe.changed(data=data, model=Model(), start=start))
+    recipe = with_start(recipe.changed(data=data, model=Model(), start=CheckpointStart(source=start)))
     training = training.changed(
         adapt=part,
         steps=max(_FEWEST, _EPOCHS * max(1, examples // training.batch_size)),
