@@ -7,6 +7,7 @@ import re
 import pytest
 from tests.cli.conftest import Call
 
+from qkv.choosing.signals.chats import adapters_for_chats
 from qkv.choosing.verbs import VERBS
 
 GENERAL = {"--out", "--minutes", "--quick", "--tensorboard", "--fresh", "--help"}
@@ -43,3 +44,10 @@ def test_without_a_verb_no_option_of_tables_is_shown(qkv: Call) -> None:
 def test_an_option_that_is_not_shown_is_still_refused_by_name(qkv: Call) -> None:
     said = qkv("train", "classify", "--data", "x.csv", "--value", "x").err
     assert "'value' is not an argument of the task 'classify'" in said
+
+
+@pytest.mark.parametrize("verb", ["chat", "prefer"])
+def test_the_default_adapters_of_chats_are_those_of_their_recipes(qkv: Call, verb: str) -> None:
+    said = " ".join(qkv("train", verb, "--help").out.split())
+    assert f"of chat and prefer: lora({adapters_for_chats().rank})" in said
+    assert "GGUF file" in said

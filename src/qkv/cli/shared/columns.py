@@ -14,7 +14,7 @@ _COLUMN = "COLUMN"
 _OF_TASKS = {
     "text": (_COLUMN, "Input text column; default: guessed."),
     "pair": (_COLUMN, "Column of a second text, for text pairs."),
-    "label": (_COLUMN, "Class column."),
+    "label": (_COLUMN, "Column of classes; of prefer: whether an answer is good."),
     "labels": (_COLUMN, "Column of labels."),
     "value": (_COLUMN, "Number column."),
     "time": (_COLUMN, "Column of time stamps."),
@@ -26,7 +26,7 @@ _OF_TASKS = {
     "words": (_COLUMN, "Column of words."),
     "tags": (_COLUMN, "Column of tags, one per word."),
     "question": (_COLUMN, "Question column."),
-    "context": (_COLUMN, "Column of the text that contains the answer."),
+    "context": (_COLUMN, "Column of the text that a question or prompt refers to."),
     "answers": (_COLUMN, "Column of answers."),
     "messages": (_COLUMN, "Column of conversations, lists of messages."),
     "prompt": (_COLUMN, "Column of prompts."),
@@ -35,6 +35,7 @@ _OF_TASKS = {
     "rejected": (_COLUMN, "Column of answers that are not preferred."),
     "system": (_COLUMN, "Column of system messages."),
     "tools": (_COLUMN, "Column of tools, lists of JSON schemas."),
+    "history": (_COLUMN, "Column of earlier turns, pairs of a question and an answer."),
 }
 """Option for each column that a task reads -> (placeholder, help text)."""
 

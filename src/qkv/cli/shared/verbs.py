@@ -26,7 +26,10 @@ class TableOptions(NamedTuple):
 
     data: Annotated[
         str | None,
-        typer.Option(metavar="FILE|FOLDER", help="Training data: CSV, TSV, JSONL, CoNLL, SQuAD, a folder of images."),
+        typer.Option(
+            metavar="FILE|FOLDER",
+            help="Training data: a CSV, TSV, JSON, JSONL, CoNLL or SQuAD file, or a folder of images.",
+        ),
     ] = None
     validation: Annotated[
         str | None, typer.Option(metavar="FILE", help="Validation data; default: a share of --data.")
@@ -53,11 +56,14 @@ class TableOptions(NamedTuple):
     horizon: Annotated[int | None, typer.Option(metavar="N", help="Number of future steps; default: a season.")] = None
     start: Annotated[
         str | None,
-        typer.Option("--from", metavar="RUN|FOLDER|NAME", help="Run or published checkpoint to finetune."),
+        typer.Option("--from", metavar="RUN|FOLDER|NAME", help="Run, published checkpoint or GGUF file to finetune."),
     ] = None
     adapt: Annotated[
         str | None,
-        typer.Option(metavar=_PARAMETERS, help="Parameters to train; 'lora(16)' sets the rank. Default: whole."),
+        typer.Option(
+            metavar=_PARAMETERS,
+            help="Parameters to train; 'lora(16)' sets the rank. Default: whole; of chat and prefer: lora(16).",
+        ),
     ] = None
     task: Annotated[str | None, typer.Option(metavar="VERB", help="Task; default: inferred from the data.")] = None
 
