@@ -117,6 +117,19 @@ def test_a_conversation_without_room_for_an_answer_gets_none(tmp_path: Path) -> 
     assert len(dataset.vocabulary.tokenizer.encode(texts[1])) <= 96
 
 
+def test_a_long_prompt_does_not_shorten_the_answers_of_others(tmp_path: Path) -> None:
+    folder = start(tmp_path / "start")
+    task, dataset = opened(write(tmp_path / "talks.jsonl", TALKS), folder)
+    model, vocabulary = qkv.load(folder).model, dataset.vocabulary
+    chats = [([{"role": "user", "content": text}], None) for text in ("the cat", "the dog sat", "the cat sat " * 20)]
+    prompts = [ChatTemplate(TEMPLATE, vocabulary.tokenizer).ids(messages) for messages, _ in chats]
+    assert 80 < len(prompts[2]) < 96  # it leaves room for a few tokens
+    together = task.answers(model, vocabulary, dataset.recipe, chats)
+    alone = [task.answers(model, vocabulary, dataset.recipe, [chat])[0] for chat in chats]
+    assert together == alone
+    assert len(vocabulary.tokenizer.encode(together[0])) > 20
+
+
 def test_what_cannot_be_learned_is_told(tmp_path: Path) -> None:
     silent = {"messages": [{"role": "user", "content": "hello"}]}
     long = talk("the cat sat on the mat " * 30, "sat")

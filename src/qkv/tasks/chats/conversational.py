@@ -128,17 +128,14 @@ class ConversationalTask(ExampleTask):
             for messages, tools in chats
         ]
         texts = [""] * len(prompts)
-        fitting = [i for i, prompt in enumerate(prompts) if len(prompt) < recipe.model.context_length]
-        if not fitting:
-            return texts
-        room = recipe.model.context_length - max(len(prompts[i]) for i in fitting)
-        generation = recipe.sample.changed(
-            temperature=0.0, num_beams=1, num_return=1, max_new_tokens=min(most, recipe.sample.max_new_tokens, room)
-        )
-        ends = set(generation.stop_token_ids)
-        for i, ids in zip(fitting, generate(model, [prompts[i] for i in fitting], generation), strict=True):
-            written = [token for token in ids if token not in ends]
-            texts[i] = vocabulary.tokenizer.decode(written, skip_special=True).strip()
+        longest, ends = min(most, recipe.sample.max_new_tokens), set(recipe.sample.stop_token_ids)
+        rooms = [min(longest, recipe.model.context_length - len(prompt)) for prompt in prompts]
+        for room in sorted({room for room in rooms if room > 0}):  # a long prompt does not shorten other answers
+            places = [i for i, each in enumerate(rooms) if each == room]
+            generation = recipe.sample.changed(temperature=0.0, num_beams=1, num_return=1, max_new_tokens=room)
+            for i, ids in zip(places, generate(model, [prompts[i] for i in places], generation), strict=True):
+                written = [token for token in ids if token not in ends]
+                texts[i] = vocabulary.tokenizer.decode(written, skip_special=True).strip()
         return texts
 
 
