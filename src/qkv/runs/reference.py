@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 
 import torch
@@ -30,7 +30,8 @@ def open_reference(task: Task, model: Transformer, recipe: Recipe) -> None:
         task.reference = lambda: _without_adapters(model)
         return
     read = partial(_read_start, recipe, model.device)
-    task.reference = partial(_opened, cache(read) if task.needs_reference else read)
+    read = cache(read) if task.needs_reference else read
+    task.reference = lambda: nullcontext(read())
 
 
 def _read_start(recipe: Recipe, device: torch.device) -> Transformer:
@@ -43,8 +44,3 @@ def _read_start(recipe: Recipe, device: torch.device) -> Transformer:
 def _without_adapters(model: Transformer) -> Iterator[Transformer]:
     with evaluating(model), without_adapters(model):
         yield model
-
-
-@contextmanager
-def _opened(read: Callable[[], Transformer]) -> Iterator[Transformer]:
-    yield read()

@@ -15,10 +15,12 @@ from qkv.data.batching.batch import IGNORED
 from qkv.data.batching.best_fit import pack
 from qkv.runs.inference.end_tokens import writing
 from qkv.spec.data import BestFit, Data, LengthBuckets
+from qkv.spec.generation import Generation
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Chat
 from qkv.spec.training import Training
 from qkv.system.errors import UserError
+from qkv.tasks.chats import conversational
 from qkv.tasks.chats.chat import ChatTask, ChatText, one_per_row
 from qkv.tasks.registry import task_of_recipe
 from qkv.tokenizers.chat_targets import encode_chat
@@ -117,17 +119,21 @@ def test_a_conversation_without_room_for_an_answer_gets_none(tmp_path: Path) -> 
     assert len(dataset.vocabulary.tokenizer.encode(texts[1])) <= 96
 
 
-def test_a_long_prompt_does_not_shorten_the_answers_of_others(tmp_path: Path) -> None:
+def test_a_long_prompt_does_not_shorten_the_answers_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = start(tmp_path / "start")
     task, dataset = opened(write(tmp_path / "talks.jsonl", TALKS), folder)
-    model, vocabulary = qkv.load(folder).model, dataset.vocabulary
-    chats = [([{"role": "user", "content": text}], None) for text in ("the cat", "the dog sat", "the cat sat " * 20)]
-    prompts = [ChatTemplate(TEMPLATE, vocabulary.tokenizer).ids(messages) for messages, _ in chats]
-    assert 80 < len(prompts[2]) < 96  # it leaves room for a few tokens
-    together = task.answers(model, vocabulary, dataset.recipe, chats)
-    alone = [task.answers(model, vocabulary, dataset.recipe, [chat])[0] for chat in chats]
-    assert together == alone
-    assert len(vocabulary.tokenizer.encode(together[0])) > 20
+    rooms = dict[int, int]()
+
+    def count(model: Any, prompts: list[list[int]], generation: Generation) -> list[list[int]]:
+        rooms.update({len(prompt): generation.max_new_tokens for prompt in prompts})
+        return [[] for _ in prompts]
+
+    monkeypatch.setattr(conversational, "generate", count)
+    chats = [([{"role": "user", "content": text}], None) for text in ("the cat", "the dog sat", "the cat sat " * 24)]
+    recipe = dataset.recipe.changed(sample=dataset.recipe.sample.changed(max_new_tokens=200))
+    assert task.answers(None, dataset.vocabulary, recipe, chats) == ["", "", ""]  # type: ignore[arg-type]
+    assert len(rooms) == 3
+    assert all(length + room == 96 for length, room in rooms.items())
 
 
 def test_what_cannot_be_learned_is_told(tmp_path: Path) -> None:

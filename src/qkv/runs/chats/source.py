@@ -1,4 +1,4 @@
-"""Start of a chat model, read without its weights: tokenizer, chat template, context length, ids that end an answer."""
+"""Reading of a chat model without its weights: tokenizer, chat template, context length and end tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_start(source: str, template: str | None = None) -> ChatStart:
     """
     start = find_start(source)
     if start.tokenizer is None:
-        raise UserError(f"{source} has no tokenizer, so no conversation can be shown to it; name a language model")
+        raise UserError(f"{source} has no tokenizer, so it reads no conversations; name a language model")
     tokenizer = Tokenizer.load((start.target_tokenizer or start.tokenizer).path)  # type: ignore[attr-defined]
     text = tokenizer.chat_template if template is None else template
     if text is None:

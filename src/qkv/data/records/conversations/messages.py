@@ -112,8 +112,8 @@ def read_tools(value: Any) -> tuple[dict[str, Any], ...] | None:
 
 
 def read_arguments(value: Any) -> dict[str, Any]:
-    """Convert the arguments of a call, an object or its JSON, to an object, as chat templates need. An empty text means
-    no arguments. Raises ``ValueError``.
+    """Return the arguments of a tool call as an object, which chat templates read. They may be given as JSON; an empty
+    text means no arguments. Raises ``ValueError``.
     """
     try:
         arguments = (json.loads(value) if value.strip() else {}) if isinstance(value, str) else value
