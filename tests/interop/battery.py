@@ -21,6 +21,7 @@ from qkv.interop.load import PublishedModel, load_published
 from qkv.interop.mapping.family import Family
 from qkv.interop.registry import families
 from qkv.layers.signal import Signal
+from qkv.lens.views.attention_maps import AttentionMap, attention_maps
 from qkv.models.transformer import Transformer
 from qkv.spec.generation import Generation
 
@@ -202,12 +203,51 @@ def our_answer(pair: Pair) -> Tensor:
         windows = images(pair).values[..., 0]
         scale = (windows.var(1, correction=0) + 1e-5).sqrt()
         return (answer[:, 0, :, 0] * scale[:, None] + windows.mean(1)[:, None])[..., None]
+    signal, source = our_input(pair)
+    return pair.ours(signal, memory=None if source is None else pair.ours.encode(source))[0]
+
+
+def our_input(pair: Pair) -> tuple[Signal, Signal | None]:
+    """(input, source of the encoder), padded on the right."""
+    if not pair.published.spec.frontend.reads_tokens:
+        return images(pair), None
     ids, real = padded(pair.rows)
-    lengths = real.sum(1)
+    rows = Signal(ids, lengths=real.sum(1))
     if pair.ours.encoder is None:
-        return pair.ours(Signal(ids, lengths=lengths))[0]
+        return rows, None
     targets, there = padded(pair.targets)
-    return pair.ours(Signal(targets, lengths=there.sum(1)), memory=pair.ours.encode(Signal(ids, lengths=lengths)))[0]
+    return Signal(targets, lengths=there.sum(1)), rows
+
+
+def weights_difference(pair: Pair) -> float:
+    """Largest difference of attention weights at positions that are not padding, over all branches of both models."""
+    with torch.no_grad():
+        ours = attention_maps(pair.ours, *our_input(pair))
+        answer = pair.theirs(**_their_input(pair), output_attentions=True)
+    names = {"encoder": "encoder_attentions", "self": "decoder_attentions", "cross": "cross_attentions"}
+    theirs = {name: list(answer.get(attribute) or ()) for name, attribute in names.items()}
+    theirs["self"] = theirs["self"] or list(answer.get("attentions") or ())
+    assert len(ours) == sum(map(len, theirs.values())) > 0
+    differences = []
+    for found in ours:
+        expected = theirs["encoder" if found.stack == "encoder" else found.kind].pop(0)
+        assert found.weights.shape == expected.shape
+        read, keys = _counts(pair, found)
+        for row in range(len(expected)):
+            difference = (found.weights - expected)[row, :, : read[row], : keys[row]]
+            differences.append(float(difference.abs().max()))
+    return max(differences)
+
+
+def _counts(pair: Pair, found: AttentionMap) -> tuple[list[int], list[int]]:
+    """Numbers of queries and of keys of each row that are not padding."""
+    if not pair.rows[0]:
+        everything = [found.weights.shape[2]] * len(pair.rows)
+        return everything, everything
+    rows, targets = [len(row) for row in pair.rows], [len(row) for row in pair.targets]
+    if pair.ours.encoder is None or found.stack == "encoder":
+        return rows, rows
+    return targets, rows if found.kind == "cross" else targets
 
 
 def their_answer(pair: Pair, left: bool = False) -> Tensor:
@@ -220,6 +260,14 @@ def their_answer(pair: Pair, left: bool = False) -> Tensor:
             return found.prediction_outputs[0].T[..., None] if forecast else found.last_hidden_state[0]
         found = pair.theirs(pixel_values=values)
         return found.logits if "logits" in found else found.last_hidden_state
+    given = _their_input(pair, left)
+    answer = _answer_of(pair.theirs(**given), pair)
+    return moved(answer, given["attention_mask"]) if left and answer.dim() == 3 else answer
+
+
+def _their_input(pair: Pair, left: bool = False) -> dict[str, Tensor]:
+    if not pair.published.spec.frontend.reads_tokens:
+        return {"pixel_values": images(pair).values}
     ids, real = padded(pair.rows, left)
     given: dict[str, Tensor] = {"input_ids": ids, "attention_mask": real}
     if pair.ours.encoder is not None:
@@ -227,9 +275,7 @@ def their_answer(pair: Pair, left: bool = False) -> Tensor:
         given |= {"decoder_input_ids": targets, "decoder_attention_mask": there}
     elif left and "position_ids" in inspect.signature(pair.theirs.forward).parameters:
         given["position_ids"] = (real.cumsum(1) - 1).clamp(min=0)
-    found = pair.theirs(**given)
-    answer = _answer_of(found, pair)
-    return moved(answer, real) if left and answer.dim() == 3 else answer
+    return given
 
 
 def _answer_of(found: Any, pair: Pair) -> Tensor:

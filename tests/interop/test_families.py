@@ -16,11 +16,13 @@ from tests.interop.battery import (
     loss,
     made,
     our_answer,
+    our_input,
     our_words,
     read_again,
     stored,
     their_answer,
     their_words,
+    weights_difference,
 )
 
 from qkv.interop.load import load_published
@@ -28,10 +30,32 @@ from qkv.interop.mapping.family import named_as_now
 from qkv.interop.mapping.normal import normal
 from qkv.interop.registry import families
 from qkv.interop.save import published_tensors, save_published
+from qkv.lens.views.stream import read_stream
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning:transformers"
 )
+
+
+EAGER = (
+    "gpt2",
+    "bert",
+    "roberta",
+    "distilbert",
+    "electra",
+    "t5",
+    "bart",
+    "marian",
+    "vit",
+    "llama",
+    "mistral",
+    "qwen2",
+    "gpt_neox",
+    "bloom",
+)
+"""Model types whose attention weights are compared."""
+WITHOUT_WEIGHTS = ("bart-classes", "electra-replaced")
+"""Cases whose class, written for the tests, does not return the weights of its parts."""
 
 
 @pytest.fixture(scope="module", params=every_case(), ids=str)
@@ -62,6 +86,22 @@ def test_the_logits_are_equal(pair: Pair, record_property: Any) -> None:
     record_property("error", error)
     print(f"{pair.case}: largest difference {error:.1e} of the largest logit")
     assert error < 1e-4
+
+
+def test_the_lens_at_the_last_layer_gives_the_logits(pair: Pair) -> None:
+    """A post-norm model's last point is the output of its last norm; the head reads it as it does in the model."""
+    with torch.no_grad():
+        stream = read_stream(pair.ours, *our_input(pair))
+        expected = answered(pair, our_answer(pair) if pair.published.spec.head.predicts_tokens else stream.output)
+        last = answered(pair, stream.read(stream.vectors[-1]) if stream.vectors else stream.output)
+    assert float((last - expected).abs().max() / expected.abs().max()) < 1e-5
+
+
+def test_the_weights_are_those_of_eager_attention(pair: Pair) -> None:
+    name = pair.case.config.model_type
+    if name not in EAGER or pair.case.attention != "eager" or pair.case.name in WITHOUT_WEIGHTS:
+        pytest.skip("another family, or a class that gives no weights")
+    assert weights_difference(pair) < 1e-5
 
 
 def test_padding_on_the_left_changes_nothing(pair: Pair) -> None:

@@ -1,0 +1,105 @@
+"""Residual stream of a model's own stack: its points in order, and what the model would answer from each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qkv.layers.context import Context
+from qkv.layers.signal import Signal
+from qkv.layers.tap import Recorder
+from qkv.lens.views.places import find_place
+from qkv.models.evaluating import evaluating
+from qkv.models.transformer import Transformer
+from qkv.system.errors import UserError
+
+
+@dataclass(frozen=True)
+class StreamPoint:
+    """Point of the residual stream. path: "blocks.3.branches.0.residual_after"; the first one is
+    "blocks.0.branches.0.residual_before", the input of the blocks.
+
+    layer: place of the block in the order of execution; -1 for the input of the blocks, and the number of blocks for
+    the model's own output. part: kind of the branch just before the point, such as "attention", or "embedding",
+    or "output".
+    """
+
+    path: str
+    layer: int
+    part: str
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Residual stream of one pass. points: P places; vectors: P tensors (B, N, D) there.
+
+    output: the model's own output. read: function that maps vectors of the stream to outputs, through the model's own
+    final norm, head and multipliers.
+    """
+
+    points: tuple[StreamPoint, ...]
+    vectors: tuple[Tensor, ...]
+    output: Tensor
+    read: Callable[[Tensor], Tensor]
+
+
+def read_stream(model: Transformer, signal: Signal | Tensor, source: Signal | Tensor | None = None) -> Stream:
+    """Run ``model`` once without dropout; return the residual stream of its own blocks before the first branch and
+    after each.
+
+    After a merge, earlier points are left out, because their vectors have another width. Raises ``UserError`` for a
+    model that reads a row in segments, whose stream is not one row of vectors.
+    """
+    if model.segmentation is not None:
+        raise UserError(
+            f"the residual stream of a model that reads a row in segments ({model.segmentation.part.kind!r}) is not "
+            "defined for the whole row; allowed: models without a segmentation"
+        )
+    signal = Signal.of(signal)
+    tap = Recorder("blocks.*.branches.*.residual_before", "blocks.*.branches.*.residual_after")
+    with evaluating(model):
+        memory = None if source is None else model.encode(source)
+        output = model(signal, memory=memory, tap=tap if len(model.blocks) else None)[0]
+        context = _last_context(model, signal)
+    places, vectors = _points(model, tap)
+
+    def read(x: Tensor) -> Tensor:
+        with evaluating(model):
+            return answer(model, x, context)
+
+    return Stream(places, vectors, output, read)
+
+
+def answer(model: Transformer, x: Tensor, context: Context) -> Tensor:
+    """Return the model's output for the vectors x (B, N, D) before its final norm."""
+    lengths = context.lengths if model.spec.num_outputs is None else None
+    return model.head.of_graph(model.norm(x, context), lengths, context.graph)
+
+
+def _last_context(model: Transformer, signal: Signal) -> Context:
+    """Return the context of the vectors that the final norm reads."""
+    context = model.embed(signal)[1]
+    if model.latents is not None:  # queries, if there are any, have the positions of the input or of no padding
+        if model.queries is None and len(model.blocks):
+            return context
+        count = model.queries.count if model.queries else len(model.latents.vectors.table)
+        return context if count is None else Context(torch.arange(count, device=model.device)[None])
+    for block in model.walked:
+        context = block.context_after(context)  # type: ignore[operator]
+    return context
+
+
+def _points(model: Transformer, tap: Recorder) -> tuple[tuple[StreamPoint, ...], tuple[Tensor, ...]]:
+    """Select from the records the input of the last stage and the stream after each of its branches."""
+    merged = [i for i, block in enumerate(model.walked) if block.merge is not None]
+    first, points, vectors = merged[-1] if merged else 0, list[StreamPoint](), list[Tensor]()
+    for location, value in tap.records.items():
+        place = find_place(model, location)
+        after = location.point == "residual_after"
+        if place.layer >= first and (after or not points):
+            points.append(StreamPoint(location.path, *((place.layer, place.part) if after else (-1, "embedding"))))
+            vectors.append(value)
+    return tuple(points), tuple(vectors)
