@@ -7,6 +7,7 @@ and chat, complete and stop. Needs what ``docs/making/browser.py`` needs.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -31,12 +32,29 @@ def until(tab: Any, condition: str) -> None:
     raise TimeoutError(f"{condition}; the page says: {tab.inner_text('body')}")
 
 
+@contextlib.contextmanager
+def settings_shown(tab: Any) -> Iterator[None]:
+    """Open the settings, which a narrow page hides, and close them at the end."""
+    hidden = not tab.is_visible("#settings")
+    if hidden:
+        tab.click("#toggle")
+    yield
+    if hidden:
+        tab.click("#toggle")
+
+
+def set_value(tab: Any, name: str, value: str | bool) -> None:
+    """Set a value of the settings."""
+    with settings_shown(tab):
+        tab.fill(f"#{name}", value) if isinstance(value, str) else tab.set_checked(f"#{name}", value)
+
+
 def used(tab: Any) -> Iterator[str]:
-    """Problems in the use of the page: a chat of two turns, probabilities, a completion that is stopped."""
+    """Problems in the use of the page: a chat, its buttons, probabilities, a completion that is stopped."""
     tab.fill("#key", "secret")
     tab.dispatch_event("#key", "change")
     until(tab, "document.querySelectorAll('#model option').length === 2")
-    tab.fill("#max_tokens", "30")
+    set_value(tab, "max_tokens", "30")
     for turn in (1, 2):
         tab.fill("#prompt", "the quick brown fox")
         tab.press("#prompt", "Enter")
@@ -44,31 +62,58 @@ def used(tab: Any) -> Iterator[str]:
         if not tab.locator(".turn.assistant .text").nth(turn - 1).inner_text():
             yield f"the answer {turn} is empty"
     yield from (f"cut: {what}" for what in tab.evaluate(CUT))
-    tab.fill("#max_tokens", "100000")
-    tab.fill("#prompt", "again")
-    tab.click("#send")
-    until(tab, "document.querySelector('#note').textContent.includes('limit of 2048 tokens') && !running")
-    if tab.input_value("#prompt") != "again" or tab.locator(".turn").count() != 4:
-        yield "a refused message is not given back"
-    tab.fill("#max_tokens", "30")
+    yield from buttons(tab)
+    set_value(tab, "max_tokens", "30")
     tab.click("#complete")
-    tab.check("#scored")
+    set_value(tab, "scored", True)
     tab.fill("#prompt", "the quick")
     tab.click("#send")
     until(tab, "document.querySelectorAll('#log span[title]').length > 20 && !running")
     yield from (f"cut: {what}" for what in tab.evaluate(CUT))
-    if not tab.inner_text("#log").startswith("the quick"):
+    if tab.inner_text("#log .given") != "the quick":
         yield "the prompt is not shown"
-    tab.fill("#max_tokens", "1900")
+    set_value(tab, "max_tokens", "1900")
+    tab.fill("#prompt", "the quick")
     tab.click("#send")
-    until(tab, "running !== null && Number(document.querySelector('#running').textContent) === 1")
+    until(tab, "running !== null")
     tab.click("#stop")
-    until(tab, "running === null && Number(document.querySelector('#running').textContent) === 0")
+    with settings_shown(tab):
+        until(tab, "running === null && Number(document.querySelector('#running').textContent) === 0")
     if note := tab.inner_text("#note"):
         yield f"a note after the end: {note}"
-    tab.fill("#max_tokens", "100000")
+    set_value(tab, "max_tokens", "100000")
+    tab.fill("#prompt", "the quick")
     tab.click("#send")
-    until(tab, "document.querySelector('#note').textContent.includes('limit of 2048 tokens')")
+    until(tab, "document.querySelector('#log').textContent.includes('limit of 2048 tokens') && !running")
+
+
+def buttons(tab: Any) -> Iterator[str]:
+    """Problems of Retry after a refusal and after an answer, Save chat, New and Open chat, after a chat of two turns."""
+    set_value(tab, "max_tokens", "100000")
+    tab.fill("#prompt", "again")
+    tab.click("#send")
+    until(tab, "document.querySelector('#log').textContent.includes('limit of 2048 tokens') && !running")
+    set_value(tab, "max_tokens", "30")
+    for what in ("a refusal", "an answer"):
+        before = tab.locator(".turn.assistant .text").last.inner_text()
+        tab.click(".retry >> nth=-1")
+        until(tab, "document.querySelectorAll('.turn').length === 6 && !running")
+        if tab.locator(".turn.assistant .text").last.inner_text() in ("", before):
+            yield f"Retry after {what} wrote nothing new"
+    set_value(tab, "system", "Be brief.")
+    texts = tab.locator(".turn .text").all_inner_texts()
+    with tab.expect_download() as download, settings_shown(tab):
+        tab.click("#save")
+    saved = Path(download.value.path()).with_suffix(".jsonl")
+    saved.write_bytes(Path(download.value.path()).read_bytes())
+    tab.click("#clear")
+    until(tab, "document.querySelectorAll('.turn').length === 0")
+    set_value(tab, "system", "")
+    tab.set_input_files("#file", str(saved))
+    until(tab, "document.querySelectorAll('.turn').length === 6")
+    if tab.locator(".turn .text").all_inner_texts() != texts or tab.input_value("#system") != "Be brief.":
+        yield "a saved chat is not the same when it is opened"
+    yield from (f"cut: {what}" for what in tab.evaluate(CUT))
 
 
 def problems(browser: Any, server: Running, size: str, scheme: str, pictures: Path | None) -> Iterator[str]:

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.serving import models
+from tests.serving.browser import set_value
 from tests.serving.conftest import Running, serving
 
 import qkv.serving.http.app
@@ -270,9 +271,7 @@ def test_a_chat_in_a_browser(width: int, height: int, tmp_path: Path) -> None:
         )
         assert size[0] == width
         assert height - 2 <= size[1] <= height  # the page fills the height
-        if width < 800:
-            tab.click("#toggle")
-        tab.fill("#max_tokens", "5")
+        set_value(tab, "max_tokens", "5")
         tab.fill("#prompt", "the fox")
         tab.press("#prompt", "Enter")
         tab.wait_for_selector(".retry")
