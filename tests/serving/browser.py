@@ -88,7 +88,7 @@ def used(tab: Any) -> Iterator[str]:
 
 
 def buttons(tab: Any) -> Iterator[str]:
-    """Problems of Retry after a refusal and after an answer, Save chat, New and Open chat, after a chat of two turns."""
+    """Problems of Retry after a refusal and an answer, Save chat, New and Open chat, after a chat of two turns."""
     set_value(tab, "max_tokens", "100000")
     tab.fill("#prompt", "again")
     tab.click("#send")
