@@ -267,7 +267,7 @@ class Engine:
         places = [*anew, *range(first, len(self.rows))]
         for begun in (*begun_anew, *self._prefill.ready()):
             begun_places, places = places[: len(begun.rows)], places[len(begun.rows) :]
-            parts.append(_Part(begun_places, HeadInput(begun.last, [1] * len(begun_places))))
+            parts.append(_Part(begun_places, begun.last))
             states.append(begun.state)
         self._hold(states, [place for part in parts for place in part.places])
         return Reading(self.model, parts)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qkv.layers.graph import Graph
-from qkv.layers.tap import Tap
+from qkv.layers.tap import CallPositions, Tap
 from qkv.ops.documents import starts_of
 from qkv.state.arrival import Arrival
 from qkv.system.errors import UserError
@@ -84,6 +84,13 @@ class Context:
         if all(len(memory.vectors) == 1 for memory in self.memories.values()):
             return self
         return replace(self, memories={name: memory.of_layer(i) for name, memory in self.memories.items()})
+
+    def announce(self, stack: str, count: int) -> None:
+        """Tell the tap, if there is one, the ``count`` positions of the call that begins in ``stack``."""
+        if self.tap is not None:
+            self.tap.enter(
+                stack, CallPositions(count, None if self.arrival is None else self.arrival.past, self.lengths)
+            )
 
     @property
     def valid(self) -> Tensor | None:

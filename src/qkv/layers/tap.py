@@ -1,9 +1,9 @@
-"""Taps: read and replace values inside a model during a forward pass."""
+"""TapSequence: read and replace values inside a model during a forward pass."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -29,6 +29,18 @@ class Location(NamedTuple):
         return f"{self.module}.{self.point}" if self.module else self.point
 
 
+class CallPositions(NamedTuple):
+    """Positions of a call in the B rows of a stack: ``count`` of each row, padding included.
+
+    past (B): number of positions of each row that earlier calls with the same state have read; None for a call on whole
+    rows. lengths (B): number of the call's positions that are not padding, which is on the right; None: all.
+    """
+
+    count: int
+    past: Sequence[int] | None = None
+    lengths: Tensor | None = None
+
+
 class Tap:
     """Base class of taps. A tap receives the values at the points that it selects, and may replace them.
 
@@ -39,12 +51,24 @@ class Tap:
 
     def __init__(self, *points: str):
         self.points = points
+        self.spans: dict[str, CallPositions] = {}
+        """Positions of the current call, by the path of the stack: "" for the model's own, "encoder", "latents"."""
+        self.descriptions: Mapping[str, str] = {}
+        """Descriptions of the points of the model by path, once the tap is checked."""
         self._selected: dict[str, bool] = {}
         self._calls = Counter[str]()
 
     def at(self, location: Location, value: Tensor) -> Tensor | None:
         """Receive ``value``; return its replacement, or None for no change. ``value`` must not be changed in place."""
         return None
+
+    def enter(self, stack: str, span: CallPositions) -> None:
+        """Receive the positions of the call that begins in ``stack``, before the values of its points."""
+        self.spans[stack] = span
+
+    def span_of(self, path: str) -> CallPositions | None:
+        """Return the positions of the current call in the stack of the point ``path``; None if no call has begun."""
+        return self.spans.get(path.partition(".")[0], self.spans.get(""))
 
     def receives(self, path: str) -> bool:
         """Return True if the tap selects the point with this path."""
@@ -72,9 +96,12 @@ class Tap:
             )
         return replacement.to(value)
 
-    def check(self, paths: Iterable[str]) -> None:
-        """Raise ``UserError`` if the tap selects a point that is not among ``paths``, the points of a model."""
-        paths = list(paths)
+    def check(self, points: Mapping[str, str]) -> None:
+        """Raise ``UserError`` if the tap selects a point that a model does not have.
+
+        ``points``: descriptions of the model's points by path, see ``list_points``.
+        """
+        self.descriptions, paths = points, list(points)
         for pattern in self.points:
             if not any(matches(pattern, path) for path in paths):
                 raise UserError(_refusal(pattern, paths))
@@ -86,9 +113,12 @@ class Recorder(Tap):
     def __init__(self, *points: str):
         super().__init__(*points)
         self.records: dict[Location, Tensor] = {}
+        self.places: dict[Location, CallPositions | None] = {}
+        """Positions of the call of each record."""
 
-    def at(self, location: Location, value: Tensor) -> None:
-        self.records[location] = value
+    def at(self, location: Location, value: Tensor) -> Tensor | None:
+        self.records[location], self.places[location] = value, self.span_of(location.path)
+        return None
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Iterate over (path, value) in the order of computation."""
@@ -105,6 +135,30 @@ class Recorder(Tap):
             what = f"{len(values)} values, one for each call; use calls({path!r})" if values else "no value"
             raise UserError(f"the tap has recorded {what} at {path!r}" if not values else f"{path!r} has {what}")
         return values[0]
+
+
+class TapSequence(Tap):
+    """Several taps as one: each receives the value that the taps before it leave."""
+
+    def __init__(self, *taps: Tap):
+        super().__init__(*(point for tap in taps for point in tap.points))
+        self.taps = taps
+
+    def enter(self, stack: str, span: CallPositions) -> None:
+        for tap in self.taps:
+            tap.enter(stack, span)
+
+    def receives(self, path: str) -> bool:
+        return any(tap.receives(path) for tap in self.taps)
+
+    def offer(self, path: str, value: Tensor) -> Tensor:
+        for tap in self.taps:
+            value = tap.offer(path, value)
+        return value
+
+    def check(self, points: Mapping[str, str]) -> None:
+        for tap in self.taps:
+            tap.check(points)
 
 
 def matches(pattern: str, path: str) -> bool:

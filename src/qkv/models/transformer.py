@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from qkv.layers.layout import WHOLE, Layouts
 from qkv.layers.observable import Observable, Points, check_tap
 from qkv.layers.positions import Learned
 from qkv.layers.signal import Signal
-from qkv.layers.tap import Tap
+from qkv.layers.tap import Recorder, Tap, TapSequence
 from qkv.models.fast.runners import after_runners
 from qkv.models.heads.head import build_head
 from qkv.models.queries import Queries
@@ -36,6 +37,7 @@ from qkv.state.tree import cut
 from qkv.system.errors import UserError, dotted
 
 Embedded = tuple[Tensor, Context]
+AnyTap = TypeVar("AnyTap", bound=Tap)
 
 
 class Stack(Observable, Layered):
@@ -84,6 +86,7 @@ class Stack(Observable, Layered):
     ) -> Embedded:
         """Embed a signal; return (vectors (B, N, D), their context)."""
         x, context = self.frontend.embed(signal, past, tap, memories)
+        context.announce(self.name or "", x.shape[1])
         return self.offer(context.tap, "frontend.output", x), context
 
 
@@ -133,6 +136,7 @@ class Latents(Layered):
         count = len(self.vectors.table)
         steps = torch.arange(count, device=x.device)
         inside = Context(steps[None], tap=context.tap, memories={MEMORY: _memory(x, context.lengths)})
+        inside.announce("latents", count)
         z = self.vectors(steps).expand(x.shape[0], -1, -1)
         return _memory(self.norm(self.last(z, inside), inside), None)
 
@@ -176,6 +180,42 @@ class Transformer(Stack):
         self.queries = Queries(spec.queries, spec.width, spec.context_length) if spec.queries else None
         self.head = build_head(spec.head, spec.leaving(spec.width), table)
         self.reads_prefix = spec.reads_prefix
+        self.tap: Tap | None = None
+        """Tap of every call inside of ``tapped``; None outside."""
+
+    @overload
+    def tapped(self, tap: AnyTap, /) -> AbstractContextManager[AnyTap]: ...
+
+    @overload
+    def tapped(self, *taps: Tap | str) -> AbstractContextManager[Recorder]: ...
+
+    @contextmanager
+    def tapped(self, *taps: Tap | str) -> Iterator[Tap]:
+        """Pass all calls inside through ``taps``: forward passes, encoding, and each step of decoding and generation.
+
+        Values pass through the taps in the order given, then through a ``Recorder`` of the points that are given as
+        names or paths. Inside of another such block, they pass through its taps first. Yield the recorder, or the tap
+        if it is the only one. Decoding makes no native calls inside, and calls modules one by one.
+
+        Raises ``UserError`` for a point that the model does not have.
+        """
+        recorder = Recorder(*(point for point in taps if isinstance(point, str)))
+        listed = [*(tap for tap in taps if not isinstance(tap, str)), *([recorder] if recorder.points else [])]
+        tap, before = listed[0] if len(listed) == 1 else TapSequence(*listed), self.tap
+        for each in listed:
+            check_tap(each, self)
+        self.tap = tap if before is None else TapSequence(before, tap)
+        try:
+            yield recorder if recorder.points or len(listed) != 1 else tap
+        finally:
+            self.tap = before
+
+    def taps(self, tap: Tap | None) -> Tap | None:
+        """Return the tap of a call that is given ``tap``: with that of ``tapped``, if there is one, before it."""
+        check_tap(tap, self)
+        if self.tap is None or tap is None or tap is self.tap:
+            return self.tap if tap is None else tap
+        return TapSequence(self.tap, tap)
 
     def points(self) -> Points:
         return {**super().points(), "head.output": "output of the head, such as logits (B, N, V)"}
@@ -220,8 +260,7 @@ class Transformer(Stack):
             raise UserError(
                 "the model has no encoder, which reads a source; set model.encoder, or concatenate source and target"
             )
-        check_tap(tap, self)
-        return self.encoder(signal, tap)
+        return self.encoder(signal, self.taps(tap))
 
     def init_state(
         self,
@@ -310,7 +349,7 @@ class Transformer(Stack):
         signal = Signal.of(signal)
         x, context, state = self._read(signal, state, tap, memory)
         out = self.head.of_graph(x, context.lengths if self.spec.num_outputs is None else None, context.graph)
-        return self.offer(tap, "head.output", out), state
+        return self.offer(context.tap, "head.output", out), state
 
     def features(
         self,
@@ -328,6 +367,9 @@ class Transformer(Stack):
     def decode(self, tokens: Sequence[Sequence[int]], state: State) -> Decoded:
         """Read one or more new token ids of each row; return logits and next state."""
         signal = Signal.of_rows(tokens, self.device)
+        if self.offers(self.tap, "head.output"):  # of all positions, as in other calls
+            outputs, after = self(signal, state)
+            return Decoded(signal.unpadded(outputs), after)
         vectors, after = self.features(signal, state)
         assert after is not None
         return Decoded(self.head(signal.unpadded(vectors)[:, None])[:, 0], after)
@@ -336,7 +378,7 @@ class Transformer(Stack):
         self, signal: Signal, state: State | None, tap: Tap | None, memory: Memory | Memories | None
     ) -> tuple[Tensor, Context, State | None]:
         """Return (input vectors of the head, context of the signal's positions, next state)."""
-        check_tap(tap, self)
+        tap = self.taps(tap)
         if state is None:
             x, context = self.embed(signal, tap=tap, memories=self._memories(memory))
             if context.prefix is not None and self.spec.causal and not self.reads_prefix:
@@ -374,10 +416,13 @@ class Transformer(Stack):
         """
         if not len(self.blocks):
             (z,) = memory.vectors
-            return z, Context(torch.arange(z.shape[1], device=x.device)[None], tap=context.tap)
-        if self.queries is None:
+            x, context = z, Context(torch.arange(z.shape[1], device=x.device)[None], tap=context.tap)
+        elif self.queries is None:
             return x, replace(context, memories={MEMORY: memory})
-        return self.queries(x, context, memory)
+        else:
+            x, context = self.queries(x, context, memory)
+        context.announce("", x.shape[1])
+        return x, context
 
     def _needs_decoding(self) -> None:
         if not self.spec.decodes:

@@ -98,8 +98,15 @@ class HeadInput(NamedTuple):
         end = self.counts[place]
         return self.vectors[place, end - count : end]
 
-    def last(self) -> Tensor:
-        """Return the vector of the last unpadded position of each row, (B, 1, D)."""
+    def last(self) -> HeadInput:
+        """Return the vector of the last unpadded position of each row."""
+        return HeadInput(self._last(), [1] * len(self.counts))
+
+    def rows(self, index: Sequence[int]) -> HeadInput:
+        """Return the rows with indices ``index``."""
+        return HeadInput(self.vectors[list(index)], [self.counts[i] for i in index])
+
+    def _last(self) -> Tensor:
         width = self.vectors.shape[1]
         if self.counts.count(width) == len(self.counts):
             return self.vectors[:, -1:] if width > 1 else self.vectors
@@ -119,16 +126,27 @@ class Logits(NamedTuple):
         end = sum(self.counts[: place + 1])
         return self.values[end - count : end]
 
+    def last(self) -> Logits:
+        """Return the logits after the last position of each row."""
+        return self._of([(place, 1) for place in range(len(self.counts))])
+
+    def rows(self, index: Sequence[int]) -> Logits:
+        """Return the rows with indices ``index``."""
+        return self._of([(place, self.counts[place]) for place in index])
+
+    def _of(self, ends: Sequence[tuple[int, int]]) -> Logits:
+        return Logits(torch.cat([self.lines(*end) for end in ends]), [count for _, count in ends])
+
 
 @dataclass
 class Begun:
     """Rows whose texts have been read completely, with their state.
 
-    last: input vector of the head at the last position of each row, (B, 1, D). state: decoding state of the rows.
+    last: input of the head at the last position of each row, or its logits there. state: decoding state of the rows.
     """
 
     rows: list[DecodedRow]
-    last: Tensor
+    last: HeadInput | Logits
     state: State
 
     def without(self, dropped: Callable[[DecodedRow], bool]) -> Begun | None:
@@ -137,7 +155,7 @@ class Begun:
         if len(index) == len(self.rows):
             return self
         rest = [self.rows[i] for i in index]
-        return Begun(rest, self.last[index], rows(self.state, index)) if rest else None
+        return Begun(rest, self.last.rows(index), rows(self.state, index)) if rest else None
 
 
 @dataclass
@@ -219,14 +237,14 @@ class Prefill:
         group.begun, parting = None, self._parting(several[0])
         most = self._most if parting is None else min(self._most, parting - several[0].read)
         whole = self.model.reads_prefix or several[0].unread_inputs is not None
-        vectors, state = forward(self.model, several, state, None if whole else most)
+        read, state = forward(self.model, several, state, None if whole else most)
         if several[0].unread:
             group.begun = state
             if several[0].read == parting or self._is_kept(several[0]):
                 self._keep(several, state)
         else:
             group.left = group.left[count:]
-            group.done.append(Begun(several, vectors.last(), state))
+            group.done.append(Begun(several, read.last(), state))
             self._end(several, state)
 
     def catch_up(self, decoding: int) -> None:
@@ -253,7 +271,7 @@ class Prefill:
             row.read = row.start + (shared.length if shared else 0)
 
     def _shared(self, row: DecodedRow) -> SharedPrefix | None:
-        if self.prefixes is None or row.start:
+        if self.prefixes is None or row.start or self.model.tap is not None:  # a tap may replace values of the state
             return None
         shared = self.prefixes.find(row.tokens)
         if shared is None or not row.inputs or min(row.tokens[shared.length :]) >= 0:
@@ -347,14 +365,17 @@ class Prefill:
     def _keep(self, several: Sequence[DecodedRow], state: State) -> None:
         """Add the states of rows to the prefix cache, each with the tokens that it has read."""
         for i, row in enumerate(several):
-            if self.prefixes is not None and not row.start:
+            if self.prefixes is not None and not row.start and self.model.tap is None:
                 self.prefixes.keep(row.tokens[: row.read], state, i)
 
 
 def forward(
     model: Transformer, read: Sequence[DecodedRow], state: State, most: int | None = None
-) -> tuple[HeadInput, State]:
-    """Run the model on the tokens that the state lacks, at most ``most`` of each row (None: all)."""
+) -> tuple[HeadInput | Logits, State]:
+    """Run the model on the tokens that the state lacks, at most ``most`` of each row (None: all).
+
+    Logits are computed only where a tap receives them.
+    """
     prefix = None
     if model.reads_prefix and not any(state.positions):  # the visible part of the prompt
         prefix = torch.tensor([max(0, row.prompt - row.start) for row in read], device=model.device)
@@ -364,11 +385,12 @@ def forward(
         assert len(read) == 1, "rows with inputs other than text are read alone"
         inputs = {name: signal.to(model.device) for name, signal in inputs.items()}
     signal = replace(Signal.of_rows(texts, model.device), prefix=prefix, inputs=inputs)
-    vectors, after = model.features(signal, state)
+    observed = model.offers(model.tap, "head.output")
+    outputs, after = model(signal, state) if observed else model.features(signal, state)
     for row, count in zip(read, counts, strict=True):
         row.read += count
     assert after is not None
-    return HeadInput(vectors, counts), after
+    return Logits(signal.unpadded(outputs), counts) if observed else HeadInput(outputs, counts), after
 
 
 def continued(model: Transformer, read: Sequence[DecodedRow], state: State) -> tuple[HeadInput | Logits, State]:
@@ -382,12 +404,14 @@ def continued(model: Transformer, read: Sequence[DecodedRow], state: State) -> t
         return Logits(logits, counts), after
     if fits:
         return forward(model, read, state)
-    parts: list[HeadInput] = []
+    parts: list[HeadInput | Logits] = []
     while any(row.unread for row in read):
         part, state = forward(model, read, state, max(1, most // len(read)))
         parts.append(part)
-    vectors = [torch.cat([part.vectors[i, : part.counts[i]] for part in parts]) for i in range(len(read))]
-    return HeadInput(pad_sequence(vectors, batch_first=True), list(map(len, vectors))), state
+    lines = [torch.cat([part.lines(i, part.counts[i]) for part in parts]) for i in range(len(read))]
+    if isinstance(parts[0], Logits):
+        return Logits(torch.cat(lines), list(map(len, lines))), state
+    return HeadInput(pad_sequence(lines, batch_first=True), list(map(len, lines))), state
 
 
 def memory_of(read: Sequence[DecodedRow]) -> Memory | None:

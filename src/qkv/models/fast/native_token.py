@@ -130,7 +130,9 @@ def _obstacle(model: Any) -> str:
 
 
 def _unsupported(model: Any) -> str:
-    """Return the part or connection around the model's sequence of modules that the library does not support, or ""."""
+    """Return what the library does not support around the model's sequence of modules; "" if it supports all."""
+    if model.tap is not None:
+        return "a tap receives values inside the model"
     beside = {"a segmentation": model.segmentation, "latents": model.latents}
     lacking = next((name for name, part in beside.items() if part is not None), None)
     if lacking is not None:

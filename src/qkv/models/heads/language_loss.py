@@ -52,7 +52,7 @@ def loss_of_vectors(
     model: Transformer, vectors: Tensor, targets: Tensor, smoothing: float = 0.0, tap: Tap | None = None
 ) -> Tensor:
     """Return -Σ log p(target) in nats over targets (T) other than -100, from the head's input ``vectors`` (T, D)."""
-    vocab = model.vocab_size
+    vocab, tap = model.vocab_size, model.taps(tap)
     assert vocab is not None  # a language model reads tokens
     rows = max(_FEWEST_ROWS, _SHARE // vocab)
     if model.offers(tap, "head.output"):

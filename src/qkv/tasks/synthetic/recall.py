@@ -134,7 +134,7 @@ class _Leaf(Recorder):
     """Tap that detaches each value to a leaf of the autograd graph, whose gradient can be computed, and records it."""
 
     def at(self, location: Location, value: Tensor) -> Tensor:
-        self.records[location] = value.detach().requires_grad_()
+        super().at(location, value.detach().requires_grad_())
         return self.records[location]
 
 
