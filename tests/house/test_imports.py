@@ -37,13 +37,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "interop": BELOW_TASKS,
     "runs": BELOW_RUNS,
     "lens": BELOW_CHOOSING,
+    "theory": (*BELOW_CHOOSING, "lens"),
     "choosing": BELOW_CHOOSING,
     "training": BELOW_TRAINING,
     "distributed": BELOW_TRAINING,
     "comparison": (*BELOW_TRAINING, "training"),
     "serving": (*BELOW_TRAINING, "training"),
     "api": (*BELOW_TRAINING, "training", "comparison"),
-    "cli": (*BELOW_TRAINING, "training", "distributed", "comparison", "serving", "api"),
+    "cli": (*BELOW_TRAINING, "theory", "training", "distributed", "comparison", "serving", "api"),
     "": (*BELOW_TRAINING, "training", "api"),
 }
 """Which rooms a room may import besides itself; "" is the public surface, the files directly in ``qkv``."""

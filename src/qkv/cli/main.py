@@ -60,6 +60,9 @@ ROOMS = {
         "info": "Show the installation, or a summary of a run or a published folder.",
         "schema": "Print the JSON schema of recipes for editors.",
     },
+    "theory": {
+        "subleq": "Run a program on a looped Transformer whose weights are set by hand.",
+    },
 }
 """Subpackage of ``qkv.cli`` -> its commands by name, each with a summary for the help.
 
