@@ -32,6 +32,9 @@ from qkv.spec.parts import Norm as NormSpec
 class Slot(Observable, nn.Module):
     """Branch ``j`` of a block: the branch f with its norms and residual connection."""
 
+    norms_output = False
+    """True if ``norm`` reads the output of the branch, before it is added to the stream."""
+
     def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
         super().__init__()
         self.assign_name(name)
@@ -93,6 +96,8 @@ class Sandwich(PreNorm):
 
 class ResidualPostNorm(PreNorm):
     """Norm of the branch's output: x + norm(f(x))."""
+
+    norms_output = True
 
     def added(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
         """Return (norm(f(x)), next state): the term that is added to x."""

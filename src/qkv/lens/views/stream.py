@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from qkv.layers.context import Context
 from qkv.layers.signal import Signal
-from qkv.layers.tap import Recorder
+from qkv.layers.tap import Location, Recorder, matches
+from qkv.lens.record import record
 from qkv.lens.views.places import find_place
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
@@ -36,47 +38,81 @@ class StreamPoint:
 class Stream:
     """Residual stream of one pass. points: P places; vectors: P tensors (B, N, D) there.
 
-    output: the model's own output. read: function that maps vectors of the stream to outputs, through the model's own
-    final norm, head and multipliers.
+    output: the model's own output. context: of the last vectors. read: function that maps vectors of the stream to
+    outputs, through the model's own final norm, head and multipliers. records: values at other points.
     """
 
     points: tuple[StreamPoint, ...]
     vectors: tuple[Tensor, ...]
     output: Tensor
+    context: Context
     read: Callable[[Tensor], Tensor]
+    records: Mapping[Location, Tensor]
 
 
-def read_stream(model: Transformer, signal: Signal | Tensor, source: Signal | Tensor | None = None) -> Stream:
+def read_stream(
+    model: Transformer, signal: Signal | Tensor, source: Signal | Tensor | None = None, points: Sequence[str] = ()
+) -> Stream:
     """Run ``model`` once without dropout; return the residual stream of its own blocks before the first branch and
     after each.
 
-    After a merge, earlier points are left out, because their vectors have another width. Raises ``UserError`` for a
-    model that reads a row in segments, whose stream is not one row of vectors.
+    After a merge, earlier points are left out, because their vectors have another width. points: further points whose
+    values are recorded. Raises ``UserError`` for a model that reads a row in segments, whose stream is not one row of
+    vectors.
     """
-    if model.segmentation is not None:
-        raise UserError(
-            f"the residual stream of a model that reads a row in segments ({model.segmentation.part.kind!r}) is not "
-            "defined for the whole row; allowed: models without a segmentation"
-        )
-    signal = Signal.of(signal)
-    tap = Recorder("blocks.*.branches.*.residual_before", "blocks.*.branches.*.residual_after")
+    _whole_rows(model)
+    signal, patterns = Signal.of(signal), _patterns(model, "model")
+    tap = Recorder(*patterns, *points)
     with evaluating(model):
         memory = None if source is None else model.encode(source)
-        output = model(signal, memory=memory, tap=tap if len(model.blocks) else None)[0]
+        output = model(signal, memory=memory, tap=tap)[0]
         context = _last_context(model, signal)
-    places, vectors = _points(model, tap)
+    places, vectors = _select(model, tap, patterns)
 
     def read(x: Tensor) -> Tensor:
         with evaluating(model):
             return answer(model, x, context)
 
-    return Stream(places, vectors, output, read)
+    return Stream(places, vectors, output, context, read, tap.records)
+
+
+@torch.no_grad()
+def stream_vectors(
+    model: Transformer,
+    signal: Signal | Tensor,
+    source: Signal | Tensor | None = None,
+    stack: Literal["model", "encoder"] = "model",
+) -> tuple[tuple[StreamPoint, ...], tuple[Tensor, ...]]:
+    """Return the points of the residual stream of the model's own blocks or of its encoder, and the vectors (B, N, D)
+    there, from one pass without dropout; see ``read_stream``.
+    """
+    _whole_rows(model)
+    patterns = _patterns(model, stack)
+    return _select(model, record(model, signal, *patterns, source=source), patterns)
 
 
 def answer(model: Transformer, x: Tensor, context: Context) -> Tensor:
     """Return the model's output for the vectors x (B, N, D) before its final norm."""
     lengths = context.lengths if model.spec.num_outputs is None else None
     return model.head.of_graph(model.norm(x, context), lengths, context.graph)
+
+
+def _whole_rows(model: Transformer) -> None:
+    if model.segmentation is not None:
+        raise UserError(
+            f"the residual stream of a model that reads a row in segments ({model.segmentation.part.kind!r}) is not "
+            "defined for the whole row; allowed: models without a segmentation"
+        )
+
+
+def _patterns(model: Transformer, stack: Literal["model", "encoder"]) -> list[str]:
+    """Return the patterns of the points of a stack's residual stream."""
+    layered = model if stack == "model" else model.encoder
+    if layered is None:
+        raise UserError("the model has no encoder, so the stack 'encoder' does not exist; allowed: 'model'")
+    prefix = "" if stack == "model" else "encoder."
+    names = ("residual_before", "residual_after") if len(layered.blocks) else ()
+    return [f"{prefix}blocks.*.branches.*.{name}" for name in names]
 
 
 def _last_context(model: Transformer, signal: Signal) -> Context:
@@ -92,14 +128,18 @@ def _last_context(model: Transformer, signal: Signal) -> Context:
     return context
 
 
-def _points(model: Transformer, tap: Recorder) -> tuple[tuple[StreamPoint, ...], tuple[Tensor, ...]]:
+def _select(
+    model: Transformer, tap: Recorder, patterns: Sequence[str]
+) -> tuple[tuple[StreamPoint, ...], tuple[Tensor, ...]]:
     """Select from the records the input of the last stage and the stream after each of its branches."""
-    merged = [i for i, block in enumerate(model.walked) if block.merge is not None]
-    first, points, vectors = merged[-1] if merged else 0, list[StreamPoint](), list[Tensor]()
+    points, vectors = list[StreamPoint](), list[Tensor]()
     for location, value in tap.records.items():
-        place = find_place(model, location)
-        after = location.point == "residual_after"
-        if place.layer >= first and (after or not points):
+        if not any(matches(pattern, location.path) for pattern in patterns):
+            continue
+        place, after = find_place(model, location), location.point == "residual_after"
+        if not after and vectors and vectors[-1].shape != value.shape:  # after a merge
+            points, vectors = [], []
+        if after or not points:
             points.append(StreamPoint(location.path, *((place.layer, place.part) if after else (-1, "embedding"))))
             vectors.append(value)
     return tuple(points), tuple(vectors)
