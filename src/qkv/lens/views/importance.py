@@ -1,0 +1,174 @@
+"""Attention rollout and flow beside ablation and integrated gradients of the same output."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qkv.layers.signal import Signal
+from qkv.lens.views.attention_maps import attention_maps
+from qkv.lens.views.integrated_gradients import Baseline, IntegratedGradients, Scalar, integrated_gradients
+from qkv.models.evaluating import evaluating
+from qkv.models.rollout import rollout
+from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
+
+NOT_EXPLANATIONS = (
+    "Attention weights show where a head reads, not why the model answers: other weights can give the same answer "
+    "(Jain & Wallace 2019), values may be small where weights are large, and other branches carry the answer too; "
+    "compare with ablation before you explain by them."
+)
+"""Sentence for every page that shows attention weights."""
+_MOST_FLOW = 64
+"""Positions up to which flow is computed."""
+_LEAST = 1e-9
+"""Capacities below it count as none."""
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Importance of N positions for one output of B rows, by four measures (B, N).
+
+    ablation: output minus the output when the vector of the position is replaced by the baseline. gradients: integrated
+    gradients, with their completeness error. rollout: attention rollout (Abnar & Zuidema 2020), and flow: maximum flow
+    through the averaged weights (same paper), both None without attention between all positions; flow also above 64
+    positions. agreement: Spearman's rank correlation with ablation (B), by measure. sentence: why weights are no
+    explanation.
+    """
+
+    ablation: Tensor
+    gradients: IntegratedGradients
+    rollout: Tensor | None
+    flow: Tensor | None
+    agreement: dict[str, Tensor]
+    sentence: str = NOT_EXPLANATIONS
+
+
+def importance(
+    model: Transformer,
+    signal: Signal | Tensor,
+    target: int,
+    position: int = -1,
+    baseline: Baseline = "zero",
+    source: Signal | Tensor | None = None,
+) -> Importance:
+    """Return the importance of each position for the output number ``target`` by ablation, integrated gradients,
+    attention rollout and attention flow; see ``integrated_gradients`` for the arguments.
+
+    Rollout and flow go from ``position``, or for a head that pools from the mean of the positions that it reads.
+    """
+    scalar = Scalar(model, signal, target, position, source)
+    gradients = integrated_gradients(model, signal, target, position, baseline, source)
+    with evaluating(model), torch.no_grad():
+        ablation = _ablation(scalar, scalar.baseline(baseline)[1])
+    weights = _weights(model, signal, source, ablation.shape[1])
+    paths = None if weights is None else _read_by_head(model, rollout(weights), position)
+    flows = None if weights is None or ablation.shape[1] > _MOST_FLOW else flow(weights, _readers(model, position))
+    agreement = {"integrated gradients": rank_correlation(gradients.values, ablation)}
+    for name, measure in (("rollout", paths), ("flow", flows)):
+        if measure is not None:
+            agreement[name] = rank_correlation(measure, ablation.abs())
+    return Importance(ablation, gradients, paths, flows, agreement)
+
+
+def _ablation(scalar: Scalar, baseline: Tensor) -> Tensor:
+    """Return the fall (B, N) of the output when the vector of each position is replaced by the baseline."""
+    x = scalar.vectors()
+    output, falls = scalar.at(x), []
+    for place in range(x.shape[1]):
+        changed = x.clone()
+        changed[:, place] = baseline[:, place]
+        falls.append(output - scalar.at(changed))
+    return torch.stack(falls, 1)
+
+
+def _weights(
+    model: Transformer, signal: Signal | Tensor, source: Signal | Tensor | None, count: int
+) -> list[Tensor] | None:
+    """Return the weights between all positions of the model's own layers; None if there are none."""
+    maps = [each for each in attention_maps(model, signal, source) if each.stack == "model" and each.kind == "self"]
+    return [at_least_single(each.weights) for each in maps if each.weights.shape[-2:] == (count, count)] or None
+
+
+def _readers(model: Transformer, position: int) -> list[int] | None:
+    """Return the positions that the head reads for the output; None for all."""
+    if model.spec.head.per_position:
+        return [position]
+    return list(range(model.spec.head.leading_read)) or None
+
+
+def _read_by_head(model: Transformer, paths: Tensor, position: int) -> Tensor:
+    readers = _readers(model, position)
+    return (paths if readers is None else paths[:, readers]).mean(1)
+
+
+def flow(weights: Sequence[Tensor], readers: Sequence[int] | None) -> Tensor:
+    """Return the maximum flow (B, N) from ``readers`` at the last layer (None: all) to each position of the input
+    (Abnar & Zuidema 2020).
+
+    Capacities: (mean over heads + I) / 2 from each layer to the one below, and 1 / R for each of R readers.
+    """
+    rows = []
+    for b in range(len(weights[0])):
+        layers = [(each[b].mean(0) + torch.eye(each.shape[-1]).to(each)) / 2 for each in reversed(weights)]
+        tables = [layer.double().tolist() for layer in layers]
+        count = len(tables[0])
+        begins = range(count) if readers is None else [place % count for place in readers]
+        rows.append([_max_flow(tables, list(begins), end) for end in range(count)])
+    return torch.tensor(rows, dtype=weights[0].dtype, device=weights[0].device)
+
+
+def _max_flow(tables: list[list[list[float]]], begins: list[int], end: int) -> float:
+    """Return the maximum flow from ``begins`` at the first table to ``end`` below the last (Edmonds & Karp 1972)."""
+    depth, source = len(tables), (-1, 0)
+    room: dict[tuple[int, int], dict[tuple[int, int], float]] = {source: {}}
+    for t in begins:
+        room[source][0, t] = 1 / len(begins)
+    for layer, table in enumerate(tables):
+        for t, row in enumerate(table):
+            for s, capacity in enumerate(row):
+                if capacity > 0:
+                    room.setdefault((layer, t), {})[layer + 1, s] = capacity
+    total, sink = 0.0, (depth, end)
+    while (path := _shortest(room, source, sink)) is not None:
+        pushed = min(room[a][b] for a, b in path)
+        for a, b in path:
+            room[a][b] -= pushed
+            back = room.setdefault(b, {})
+            back[a] = back.get(a, 0.0) + pushed
+        total += pushed
+    return total
+
+
+def _shortest(
+    room: dict[tuple[int, int], dict[tuple[int, int], float]], source: tuple[int, int], sink: tuple[int, int]
+) -> list[tuple[tuple[int, int], tuple[int, int]]] | None:
+    """Return the edges of a shortest path with room; None if there is none."""
+    before: dict[tuple[int, int], tuple[int, int]] = {source: source}
+    queue = deque([source])
+    while queue and sink not in before:
+        node = queue.popleft()
+        for after, capacity in room.get(node, {}).items():
+            if capacity > _LEAST and after not in before:
+                before[after] = node
+                queue.append(after)
+    if sink not in before:
+        return None
+    edges, node = [], sink
+    while node != source:
+        edges.append((before[node], node))
+        node = before[node]
+    return edges[::-1]
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Return Spearman's rank correlation (B) of the rows of a and b (B, N), equal values with their mean rank."""
+    ranks = [
+        ((x[:, :, None] > x[:, None]).double() + 0.5 * (x[:, :, None] == x[:, None]).double()).sum(2) for x in (a, b)
+    ]
+    a, b = (rank - rank.mean(1, keepdim=True) for rank in ranks)
+    return (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
