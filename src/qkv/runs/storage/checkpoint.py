@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,13 +124,13 @@ class CheckpointStore:
         return None
 
 
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Read the checkpoint in the folder ``path``. Raises UserError naming the file that is missing, damaged, edited or
-    of another step.
+def read_checkpoint(path: Path, parts: Sequence[str] = PARTS) -> Checkpoint:
+    """Read the checkpoint in the folder ``path``, with the tensors of ``parts``. Raises UserError naming the file that
+    is missing, damaged, edited or of another step.
     """
     state = _read_state(path / "state.json")
     tensors = {}
-    for part in PARTS:
+    for part in parts:
         file = path / f"{part}.safetensors"
         tensors[part], metadata = read_tensors(file)
         if metadata.get("sha256") != state["files"][part]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from qkv.models.transformer import Transformer
 from qkv.models.wide import build_wide
 from qkv.runs.metrics import rows_of
 from qkv.runs.run import Run
-from qkv.runs.storage.checkpoint import CheckpointStore, save_weights, take_weights
+from qkv.runs.storage.checkpoint import CheckpointStore, read_checkpoint, save_weights, take_weights
 from qkv.runs.storage.files import map_tensors, read_metadata
 from qkv.runs.storage.folder import SPEC, WEIGHTS, check_kept, check_succeeded, had_best, locked
 from qkv.runs.storage.identity import MADE_WITH, check_unedited, edited, made_with, write_parts
@@ -112,6 +112,26 @@ def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False)
     tensors, metadata, source = _weights(folder, recipe, accept_changes, copy)
     if not accept_changes:
         check_unedited(metadata.get(MADE_WITH), recipe, folder)
+    run = _with_weights(folder, recipe, tensors, int(metadata.get("step", 0)))
+    watch(run.model, [source] if source else [])
+    return run
+
+
+def load_checkpoints(folder: Path) -> Iterator[Run]:
+    """Yield the run in ``folder`` with the weights of each checkpoint that is kept in it, the oldest first; adapters,
+    if any, are merged. Raises UserError for a damaged checkpoint.
+    """
+    recipe = read_recipe(folder)
+    for path in reversed(CheckpointStore(folder / "resume").paths()):
+        checkpoint = read_checkpoint(path, ("weights",))
+        check_unedited(checkpoint.state.get(MADE_WITH), recipe, folder)
+        run = _with_weights(folder, recipe, checkpoint.tensors["weights"], checkpoint.step)
+        fold(run.model)
+        yield run
+
+
+def _with_weights(folder: Path, recipe: Recipe, tensors: Mapping[str, Tensor], step: int) -> Run:
+    """Return the run with the given weights, those of ``step``."""
     vocabulary = Vocabulary.load(folder)
     with torch.device("meta"):
         model = Transformer(recipe.model)
@@ -119,8 +139,7 @@ def load_adapted(folder: Path, accept_changes: bool = False, copy: bool = False)
         narrow_frozen(model, recipe.training, recipe.quantized)
     wide = recipe.wide and build_wide(recipe.wide, model.head.num_outputs)
     take_weights(model, tensors, folder / WEIGHTS, wide)
-    watch(model, [source] if source else [])
-    return Run(folder, recipe, model.eval(), vocabulary, rows_of(folder), int(metadata.get("step", 0)), wide=wide)
+    return Run(folder, recipe, model.eval(), vocabulary, rows_of(folder), step, wide=wide)
 
 
 def _weights(
