@@ -31,6 +31,15 @@ def test_a_run_that_still_improved_needs_time() -> None:
     )
 
 
+def test_a_run_by_steps_that_still_improved_needs_steps() -> None:
+    recipe = recipe_for("classification", training={"steps": 30})
+    assert advice(run_of(recipe, 30)) == (
+        "the last validation was the best, so more steps help: "
+        "qkv train runs/mine/spec.yaml training.steps=90 --out runs/mine-longer"
+    )
+    assert advice(run_of(recipe, 20)).startswith("validation stopped improving")
+
+
 @pytest.mark.parametrize("task", ["regression", "token_classification"])
 def test_a_run_that_stopped_improving_needs_rows_or_a_published_encoder(task: str) -> None:
     found = advice(run_of(recipe_for(task, training={"minutes": 2}), 20))

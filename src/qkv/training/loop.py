@@ -16,7 +16,7 @@ from qkv.costs.counting.losses import backward
 from qkv.data.batching.batch import Batch
 from qkv.data.corpora.corpus import VALIDATION
 from qkv.data.reading import one_reading
-from qkv.lens.health import diagnose
+from qkv.lens.health.nonfinite import diagnose
 from qkv.models.edit.adapt import rate_factors
 from qkv.models.wide import num_parameters
 from qkv.ops.linear.precision import autocast

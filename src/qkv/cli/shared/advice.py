@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _FITTED = 0.8
 """Maximum ratio of training loss to validation loss at which the model counts as fitted to the training rows."""
 _LONGER = 3
-"""Ratio of the advised time budget to the time budget of the run."""
+"""Ratio of the advised time budget, or number of steps, to that of the run."""
 
 
 def advice(run: Run) -> str:
@@ -38,11 +38,13 @@ def advice(run: Run) -> str:
         return f"{some} predicted right, so only more validation rows could show whether another model is better"
     recipe, options = run.recipe, _options(run.recipe, verb)
     start = f" --from {shlex.quote(recipe.start.checkpoint)}" if recipe.start.checkpoint else ""
-    minutes = recipe.training.minutes
+    minutes, lasting = recipe.training.minutes, run.step == validated[-1]["step"]
+    if minutes is None and lasting:
+        return f"the last validation was the best, so more steps help: {_longer(run)}"
     if minutes is not None:
         folder = shlex.quote(f"{run.folder}-longer")
         command = f"qkv train {verb}{start}{options} --minutes {_LONGER * minutes:g} --out {folder}"
-        if run.step == validated[-1]["step"]:
+        if lasting:
             return f"the last validation was the best, so more time helps: {command}"
         if _weak(run.metrics, validated, _least_loss(run)):
             sentence = "the model does not even fit the training rows, so it is too weak, and more rows would not help"
@@ -51,6 +53,12 @@ def advice(run: Run) -> str:
         command = f"qkv train {verb} --from NAME{options}"
         return f"validation stopped improving: more rows help, or a published encoder, such as a BERT: {command}"
     return "validation stopped improving: more rows help most"
+
+
+def _longer(run: Run) -> str:
+    """Build the command that trains the recipe of ``run`` for more steps, in another folder."""
+    spec, folder = shlex.quote(str(run.folder / "spec.yaml")), shlex.quote(f"{run.folder}-longer")
+    return f"qkv train {spec} training.steps={_LONGER * run.recipe.training.steps} --out {folder}"
 
 
 def _perfect_rows(run: Run) -> int:
