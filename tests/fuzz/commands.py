@@ -82,6 +82,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "search published": ("hf", "text.txt", "the fox"),
     "rerank": ("lm", "the fox", "a dog", "text"),
     "rerank published": ("hf", "the fox", "--data", "text.txt"),
+    "health": ("lm", "--no-page"),
     "show": ("chats.jsonl", "--from", "lm", "--chat-template", "chat.jinja", "--out", "out.html"),
     "cost": ("tiny.yaml",),
     "why": ("tiny.yaml",),

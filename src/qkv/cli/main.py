@@ -1,6 +1,6 @@
 """Entry point of ``qkv``: parse the command line, run one command, turn exceptions into one line and an exit code.
 
-0 success · 1 bug in qkv · 2 unusable input · 130 interrupted · 141 output pipe closed
+0 success · 1 bug in qkv · 2 unusable input · 3 an alarm of ``qkv health`` · 130 interrupted · 141 output pipe closed
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ ROOMS = {
         "rerank": "Order documents by their relevance to a query.",
     },
     "inspection": {
+        "health": "Say what is wrong with a run, and how to cure it.",
         "show": "Show what is learned from conversations: every token as context, target or template, and the counts.",
         "cost": "Estimate parameters, FLOPs, memory and time of a model.",
         "bench": "Measure a model on this machine: tokens per second, first token, memory limit.",

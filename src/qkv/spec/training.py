@@ -135,6 +135,11 @@ class Training(Spec):
         default="fp32",
         description="precision of matrix products; bf16 is used only if it is faster than fp32 on the machine",
     )
+    spikes: Literal["report", "skip", "rollback"] = Field(
+        default="report",
+        description="what is done about a loss spike: skip makes no update, rollback also returns to the weights of "
+        "the last step that is a multiple of 100",
+    )
     compile: bool = False
     recompute: bool = Field(
         default=False, description="activation checkpointing: recompute each block in the backward pass"

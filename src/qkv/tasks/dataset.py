@@ -75,6 +75,16 @@ class Dataset(ABC):
     def epoch_targets(self) -> int:
         """Number of predicted targets (such as tokens) in the training split."""
 
+    def padding(self) -> float:
+        """Return the share of padding in the positions of training batches, 0 to 1."""
+        return 0.0
+
+    def row_numbers(self, step: int) -> Sequence[int]:
+        """Return the indices of the training rows in the batch of ``step``, counted from 0; of running text, the
+        indices of the tokens with which its windows begin; empty if they are unknown.
+        """
+        return ()
+
     def notes_on(self, split: str) -> list[str]:
         """Return notes for the user about a split to evaluate, such as its share of unknown tokens."""
         return []
@@ -133,6 +143,12 @@ class TextDataset(Dataset):
         rows = self._batches if self.checked(split) == VALIDATION else self._of(split)
         for number, batch in enumerate(rows.validation(batches)):
             yield self._changed(batch, HELD_OUT + number)
+
+    def padding(self) -> float:
+        return self._batches.padding
+
+    def row_numbers(self, step: int) -> Sequence[int]:
+        return self._batches.starts(step)
 
     def _changed(self, batch: Batch, key: int) -> Batch:
         return batch if self._change is None else self._change(batch, random(self._seed, key))
@@ -226,6 +242,21 @@ class ExampleDataset(Dataset):
         assert self._rows is not None, "there is no training part"
         batch = self._batch(TRAIN, self._rows.of_step(step))
         return batch if self._change is None else self._change(batch, random(self._seed, step))
+
+    def padding(self) -> float:
+        return self._rows.padding() if self._rows is not None else 0.0
+
+    def row_numbers(self, step: int) -> Sequence[int]:
+        return [] if self._rows is None else self._rows.of_step(step).tolist()
+
+    def batch_of(self, index: Sequence[int], split: str = TRAIN) -> Batch:
+        """Return the batch of the examples of a split with the indices ``index``, without augmentation."""
+        return self._batch(split, np.asarray(index))
+
+    def order(self, split: str, batches: int | None = None) -> list[int]:
+        """Return the indices of the examples that ``rows`` yields, in its order."""
+        indices = in_order(self._sizes[self.checked(split)], self._batch_size, batches)
+        return [int(i) for index in indices for i in index]
 
     def rows(self, split: str, batches: int | None = None) -> Iterator[Batch]:
         for index in in_order(self._sizes[self.checked(split)], self._batch_size, batches):

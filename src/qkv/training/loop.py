@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -16,7 +16,9 @@ from qkv.costs.counting.losses import backward
 from qkv.data.batching.batch import Batch
 from qkv.data.corpora.corpus import VALIDATION
 from qkv.data.reading import one_reading
+from qkv.lens.health.gauge import Gauge
 from qkv.lens.health.nonfinite import diagnose
+from qkv.lens.health.spikes import SpikeDetector
 from qkv.models.edit.adapt import rate_factors
 from qkv.models.wide import num_parameters
 from qkv.ops.linear.precision import autocast
@@ -50,6 +52,7 @@ from qkv.training.watch.events import Ended, Event, Notice, OnEvent, Sampled, Sa
 from qkv.training.watch.progress import RunProgress
 from qkv.training.watch.record import Done, RunRecorder, open_recorder
 from qkv.training.watch.show import Show
+from qkv.training.watch.spikes import SpikeGuard
 
 # Maximum share of the training time for checkpoints saved every ``checkpoints.seconds``, and for samples if
 # ``sample_every`` is not set.
@@ -85,6 +88,9 @@ class Trainer:
                 rate_factors(self.training.rates, [name for name, _ in self.model.named_parameters()])
             )
         self._parameters = list(self.optimizer.names)
+        self.gauge = Gauge(self.model, setup.task, self.optimizer.names, self.training.precision)
+        spikes = self.training.spikes
+        self.guard = None if spikes == "report" else SpikeGuard(setup.folder, spikes, setup.world)
         self.loss = setup.task.summed_loss
         self.now = RunProgress(preparation=self.budget.plan.spent)
         if checkpoint:
@@ -139,6 +145,8 @@ class Trainer:
         self.record = record
         self._set_out()
         self._start()
+        if self.guard:
+            self.guard.start(self.now.step, self.model, self.setup.task.wide, self.optimizer)
         if self.now.looked != self.now.step:
             self._look(stop)
         while not self.finished and not stop:
@@ -201,7 +209,9 @@ class Trainer:
     def _update(self) -> None:
         """Make one update, add it to the counters and send the event ``Stepped``."""
         began, step = clock.seconds(), self.now.step + 1
-        steps, loss, size, rate, batches = self.steps, *self.descend(step)
+        if self.world.first:
+            self.gauge.begin(step, self.steps, self._seconds())
+        steps, loss, size, rate, batches = self.steps, *self.descend(step, self._accepts)
         count = sum(batch.num_targets for batch in batches)
         self.now.count(self.setup.model, batches)
         self.now.saw(loss)
@@ -212,23 +222,48 @@ class Trainer:
                 step, steps, loss, size, self.training.optimizer.lr * rate, self.now.tokens, speed, self.now.seconds
             )
         )
+        if self.guard:
+            self.guard.passed(step, self.model, self.setup.task.wide, self.optimizer)
+        record = self.gauge.end(batches)
+        if record:
+            self.record.health(step, record)
         self.budget.saw(step, clock.seconds() - began)
 
-    def descend(self, step: int) -> tuple[float, float, float, list[Batch]]:
-        """Make update number ``step``: compute gradients over its batches, clip them, and step the optimiser. Returns
-        (loss, gradient norm, multiplier of the learning rate, batches).
+    def _accepts(self, step: int, loss: float) -> bool:
+        """Return True if the update of ``step`` is made; otherwise skip it or roll it back, as the recipe says."""
+        if self.guard is None:
+            return True
+        detector = SpikeDetector(self.now.recent, self.now.spike_length)
+        decision = self.guard.decide(step, loss, detector)
+        self.now.recent, self.now.spike_length = detector.recent, detector.length
+        if decision is None:
+            return True
+        self.tell(Notice(decision.sentence))
+        self.guard.carry_out(decision, self.model, self.setup.task.wide, self.optimizer)
+        return False
+
+    def descend(
+        self, step: int, accepts: Callable[[int, float], bool] = lambda step, loss: True
+    ) -> tuple[float, float, float, list[Batch]]:
+        """Make update number ``step``: compute gradients over its batches, clip them, and step the optimiser, if
+        ``accepts`` its step and loss. Returns (loss, gradient norm, multiplier of the learning rate, batches).
         """
         training, batches = self.training, self._batches(step)
         count = sum(batch.num_targets for batch in batches)
         nats = backward(self.model, self.loss, batches, max(1, count), autocast(training.precision, self.setup.device))
         norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         loss, size = self.world.agree(torch.stack((nats / max(1, count), norm)).tolist())
+        rate = multiplier(training.schedule, step, self.budget.stage(step - 1).steps, self.setup.recipe.model.width)
+        self.gauge.gradients()
+        if not accepts(step, loss if math.isfinite(size) else size):
+            self.optimizer.zero_grad()
+            return loss, size, rate, batches
         if not (math.isfinite(loss) and math.isfinite(size)):
             self._fail(step, loss, size, batches)
         if training.clip_norm is not None and size > training.clip_norm:
             clip_grads_with_norm_(self._parameters, training.clip_norm, norm)
-        rate = multiplier(training.schedule, step, self.budget.stage(step - 1).steps, self.setup.recipe.model.width)
-        self.optimizer.step(rate)
+        with self.gauge.updating():
+            self.optimizer.step(rate)
         self.model.after_step()
         self.optimizer.zero_grad()
         return loss, size, rate, batches

@@ -44,6 +44,10 @@ class Batches:
                 self._validation.split.release()
             yield batch
 
+    def starts(self, step: int) -> list[int]:
+        """Return the index of the first token of each row in the training batch of a step; empty if unknown."""
+        return self._train.starts(step).tolist()
+
     @property
     def padding(self) -> float:
         """Fraction of positions in training batches that are padding, 0 to 1."""

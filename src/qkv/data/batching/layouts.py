@@ -44,6 +44,12 @@ class RowLayout(ABC):
     def batch(self, step: int) -> Batch:
         """Return the training batch of step ``step``, a function of (seed, step) only."""
 
+    def starts(self, step: int) -> np.ndarray:
+        """Return the index of the first token of each row in the training batch of ``step``; empty if a row is not one
+        piece of the text.
+        """
+        return np.empty(0, np.int64)
+
     def padding(self) -> float:
         """Return the fraction of positions in an epoch's batches that are padding, 0 to 1."""
         return 0.0

@@ -33,9 +33,11 @@ class RandomCrops(RowLayout):
         self.num_targets = len(split.ids) - 1
         self.num_rows = -(-self.num_targets // length)
 
+    def starts(self, step: int) -> np.ndarray:
+        return random(self.seed, step).integers(0, len(self.split.ids) - self.length, self.batch_size)
+
     def batch(self, step: int) -> Batch:
-        starts = random(self.seed, step).integers(0, len(self.split.ids) - self.length, self.batch_size)
-        return full_rows(self.split.ids, starts, self.length)
+        return full_rows(self.split.ids, self.starts(step), self.length)
 
     def rows(self, index: np.ndarray) -> Batch:
         starts = index * self.length
@@ -57,15 +59,19 @@ class Packed(RandomCrops):
     def _draw(self, epoch: int) -> np.ndarray:
         return random(self.seed, epoch).permutation(np.arange(self.num_targets // self.length, dtype=np.uint32))
 
-    def batch(self, step: int) -> Batch:
+    def _index(self, step: int) -> np.ndarray:
+        """Return the indices of the rows in the training batch of ``step``."""
         per_epoch = self.num_targets // self.length
         place = step * self.batch_size + np.arange(self.batch_size)
         epoch = place // per_epoch
-        return self.rows(
-            np.concatenate([self._order(int(e))[place[epoch == e] % per_epoch] for e in np.unique(epoch)]).astype(
-                np.int64
-            )
-        )
+        parts = [self._order(int(e))[place[epoch == e] % per_epoch] for e in np.unique(epoch)]
+        return np.concatenate(parts).astype(np.int64)
+
+    def starts(self, step: int) -> np.ndarray:
+        return self._index(step) * self.length
+
+    def batch(self, step: int) -> Batch:
+        return self.rows(self._index(step))
 
     def rows(self, index: np.ndarray) -> Batch:
         return with_segments(super().rows(index), self.split.documents, index * self.length)

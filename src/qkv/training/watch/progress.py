@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from qkv.data.batching.batch import Batch
 from qkv.models.transformer import Transformer
@@ -51,6 +51,11 @@ class RunProgress:
     """Seconds of preparation before training, summed over all times the run was started or resumed: opening data,
     building the model, measuring costs.
     """
+
+    recent: list[float] = field(default_factory=list)
+    """Last training losses that are no spikes, if spikes are skipped or rolled back."""
+    spike_length: int = 0
+    """Number of steps of the spike at this step, if any."""
 
     def saw(self, loss: float) -> None:
         """Update the moving average of the training loss with the loss of one step."""

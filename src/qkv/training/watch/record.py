@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from functools import singledispatchmethod
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from qkv.costs.cost import cost
+from qkv.lens.health.evidence import Evidence
+from qkv.lens.health.examine import ON_RECORDS, judge
+from qkv.lens.health.page import verdict_section
+from qkv.lens.health.records import HEALTH, read_records
 from qkv.models.wide import num_parameters
 from qkv.report.figures import duration, short, size
 from qkv.report.metrics import MetricsLog, TensorBoardLog
@@ -60,6 +65,8 @@ class RunRecorder:
         with clear_errors(str(self.path)):
             self._log = MetricsLog(self.path)
             self._log.truncate_after(step)
+            self._health = MetricsLog(setup.folder / HEALTH)
+            self._health.truncate_after(step)
         self._board = _tensorboard(setup.folder) if setup.recipe.training.tensorboard else None
         self._reported = -float("inf")
         self._report_seconds = 0.0
@@ -102,15 +109,22 @@ class RunRecorder:
         if self._board:
             self._board.write(**values)
 
+    def health(self, step: int, record: Mapping[str, float]) -> None:
+        """Append one record of ``qkv.lens.health`` to ``health.jsonl``."""
+        with clear_errors(str(self._health.path)):
+            self._health.write(step=step, **record)
+
     def flush(self) -> None:
         """Write all buffered metrics rows to disk."""
         with clear_errors(str(self.path)):
             self._log.flush(durable=True)
+            self._health.flush()
 
     def close(self) -> None:
         """Write all buffered rows and close the files."""
         with clear_errors(str(self.path)):
             self._log.close()
+            self._health.close()
         if self._board:
             self._board.close()
 
@@ -159,8 +173,14 @@ class RunRecorder:
             best=recipe.training.validation.best,
             usage=usage(setup.task, setup.folder),
             evaluation=_evaluation(setup.folder) if status == "finished" else None,
-            sections=read_sections(setup.folder),
+            sections=[*read_sections(setup.folder), *(self._health_sections(rows) if status != "running" else ())],
         )
+
+    def _health_sections(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return a section with the warnings on the run's curves and layers; empty if there are none."""
+        evidence = Evidence(self.setup.folder, self.setup.recipe, rows, read_records(self.setup.folder))
+        ill = [verdict for verdict in judge(evidence, ON_RECORDS) if verdict.ill]
+        return [verdict_section(ill)] if ill else []
 
     def _figures(self, done: Done, rows: list[dict[str, Any]]) -> dict[str, float]:
         setup, training = self.setup, self.setup.recipe.training
@@ -183,6 +203,9 @@ class SilentRecorder(RunRecorder):
 
     def row(self, **values: Any) -> None:
         """Ignore the values."""
+
+    def health(self, step: int, record: Mapping[str, float]) -> None:
+        """Ignore the record."""
 
     def flush(self) -> None:
         """Do nothing."""
