@@ -44,8 +44,8 @@ class Damage:
         """Mean loss before any change."""
         return float(self.before.nanmean())
 
-    def after(self, tap: Tap) -> Rise:
-        """Return the loss when ``tap`` changes values."""
+    def after(self, tap: Tap | None = None) -> Rise:
+        """Return the loss when ``tap`` changes values, or the taps of ``model.tapped`` do."""
         losses = self._losses(self._run(tap))
         rises = (losses - self.before)[~self.before.isnan()]
         generator = torch.Generator().manual_seed(0)
@@ -63,7 +63,9 @@ class Damage:
         """Return the loss (B) of each row."""
         if self._next:
             logs = at_least_single(output[:, :-1]).log_softmax(-1)
-            losses = -logs.gather(-1, self.signal.values[:, 1:, None])[..., 0]
+            targets = self.signal.values[:, 1:]
+            losses = -logs.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+            losses = losses.masked_fill(targets < 0, torch.nan)  # places of another input, such as an image
             return self._mean(losses, max(0, self.start - 1), 1)
         output, before = at_least_single(output), at_least_single(self._output)
         if self.model.spec.head.classes == 0 and not self.model.spec.head.predicts_tokens:

@@ -10,14 +10,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from qkv.layers.context import Context
+from qkv.layers.observable import list_points
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Location
-from qkv.lens.record import Replacement
+from qkv.lens.capture import edits
+from qkv.lens.capture.regions import Region
+from qkv.lens.record import record
 from qkv.lens.views.attention_maps import AttentionMap, attention_maps
 from qkv.lens.views.damage import Damage
 from qkv.lens.views.heads import head_points, head_terms, list_slots, through_heads
 from qkv.lens.views.stream import Stream, answer, read_stream
-from qkv.models.block import Slot
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
@@ -93,8 +95,8 @@ def head_roles(
     rows: input; default: repeated random tokens, of which the second half counts for the loss. source: input of the
     encoder. delimiters: ids of tokens such as full stops. ablate: number of heads with the highest scores of each role
     that are taken out in turn; None: all heads; 0: none. A head is taken out by replacing its output by its mean over
-    rows and positions (mean ablation, Wang et al. 2022). start: first position whose loss counts; see ``Damage`` for
-    the loss. threshold: lowest score of a role.
+    rows, position by position (mean ablation, Wang et al. 2022), or over positions if there is a single row. start:
+    first position whose loss counts; see ``Damage`` for the loss. threshold: lowest score of a role.
 
     Raises ``UserError`` for a model without tokens and no rows, and for ablate < 0.
     """
@@ -110,26 +112,28 @@ def head_roles(
     chosen = _highest(heads, ablate)
     if not chosen:
         return heads
-    damage = Damage(model, signal, read, start)
-    return [_taken_out(head, damage) if i in chosen else head for i, head in enumerate(heads)]
+    damage, outputs = Damage(model, signal, read, start), _outputs(model, signal, read, heads)
+    return [_taken_out(head, damage, outputs) if i in chosen else head for i, head in enumerate(heads)]
 
 
-def mean_ablation(path: str, head: int, signal: Signal) -> Replacement:
-    """Return the tap that replaces the output of a head by its mean over the real positions of all rows."""
+def _outputs(model: Transformer, signal: Signal, source: Signal | None, heads: Sequence[HeadRole]) -> dict[str, int]:
+    """Return the number of head outputs of each branch that has any; both heads of a pair of differential attention
+    have one.
+    """
+    points = list_points(model)
+    paths = [path for path in dict.fromkeys(head.path for head in heads) if f"{path}.head_outputs" in points]
+    if not paths:
+        return {}
+    records = record(model, signal, *(f"{path}.head_outputs" for path in paths), source=source).records
+    return {location.module: value.shape[1] for location, value in records.items()}
 
-    def replaced(value: Tensor) -> Tensor:
-        value, lengths = value.clone(), signal.lengths
-        z = value[:, head]
-        real = None if lengths is None else torch.arange(z.shape[1], device=z.device) < lengths[:, None]
-        value[:, head] = z.mean((0, 1)) if real is None or real.shape != z.shape[:2] else z[real].mean(0)
-        return value
 
-    return Replacement({f"{path}.head_outputs": replaced})
-
-
-def _taken_out(head: HeadRole, damage: Damage) -> HeadRole:
-    read = damage.source if head.stack == "encoder" and damage.source is not None else damage.signal
-    loss, rise, interval = damage.after(mean_ablation(head.path, head.head, read))
+def _taken_out(head: HeadRole, damage: Damage, outputs: Mapping[str, int]) -> HeadRole:
+    if head.path not in outputs:
+        return head
+    region = Region(f"{head.path}.head_outputs", heads=[head.head % outputs[head.path]])
+    tap = edits.ablate(region, "rows" if damage.signal.num_rows > 1 else "positions")
+    loss, rise, interval = damage.after(tap)
     return replace(head, loss=loss, rise=rise, interval=interval)
 
 
@@ -159,7 +163,7 @@ def _scored(
         if each.stack == "model" and stream is not None:
             scores |= _write_scores(model, signal, stream, each)
         for head in range(each.weights.shape[1]):
-            numbers = {name: float(values[head]) for name, values in scores.items()}
+            numbers = {name: float(values[head % len(values)]) for name, values in scores.items()}
             heads.append(_head(each, head, {n: score for n, score in numbers.items() if score == score}, threshold))
     return heads
 
@@ -225,7 +229,7 @@ def _write_scores(model: Transformer, signal: Signal, stream: Stream, each: Atte
     slot = next(slot for slot in list_slots(model) if slot.name == each.path)
     after = [i for i, point in enumerate(stream.points) if point.path == f"{each.path}.residual_after"]
     with evaluating(model):
-        terms = head_terms(slot, stream.records, each.call, range(each.weights.shape[2]))
+        terms = head_terms(slot, stream.records, each.call, range(each.weights.shape[2]), stream.vectors[0].shape[-1])
         if not terms or len(after) <= each.call:
             return {}
         before, real = stream.vectors[after[each.call] - 1], _real(signal, each.weights)
@@ -234,20 +238,26 @@ def _write_scores(model: Transformer, signal: Signal, stream: Stream, each: Atte
         scores = {"no-op": quiet.sum((1, 2)) / real.sum()}
         v, ids = stream.records.get(Location(each.call, each.path, "v")), _ids(each, signal)
         if v is not None and ids is not None and model.spec.head.predicts_tokens and v.shape[2] == ids.shape[1]:
-            scores["copying"] = _copying(model, slot, v.repeat_interleave(len(terms) // v.shape[1], 1), ids, real)
+            v = v.repeat_interleave(max(1, len(terms) // v.shape[1]), 1)
+            values = through_heads(slot.body.ending(), v)
+            if len(values) == len(terms) + 1:
+                none = torch.zeros_like(before)
+                added = [slot.residual.joined(none, value) for value in values[:-1]]
+                scores["copying"] = _copying(model, added, ids, real)
     return scores
 
 
-def _copying(model: Transformer, slot: Slot, v: Tensor, ids: Tensor, real: Tensor) -> Tensor:
-    """Return the copy score (H) of values v (B, H, N, Dv) at the positions of tokens (B, N)."""
+def _copying(model: Transformer, values: Sequence[Tensor], ids: Tensor, real: Tensor) -> Tensor:
+    """Return the copy score (H) of what each head would add if it read a position alone, H tensors (B, N, D), with the
+    tokens there (B, N).
+    """
     tokens, places = ids[real].unique(return_inverse=True)
     first = torch.full_like(tokens, len(places)).scatter_reduce(0, places, torch.arange(len(places)).to(places), "amin")
     chosen = first[torch.linspace(0, len(first) - 1, min(_SAMPLED, len(first))).long()]
-    values = v.transpose(1, 2)[real][chosen].transpose(0, 1)[None]  # (1, H, S, Dv)
     expected, shares = ids[real][chosen], []
     context = Context(torch.zeros(1, 1, dtype=torch.long, device=ids.device))
-    for vectors in through_heads(slot.body.ending(), values)[:-1]:
-        logits = answer(model, vectors.transpose(0, 1), context)[:, 0]
+    for vectors in values:
+        logits = answer(model, vectors[real][chosen][:, None], context)[:, 0]
         best = logits.topk(min(_TOP, logits.shape[-1]), -1).indices
         shares.append((best == expected[:, None]).any(-1).double().mean())
-    return torch.stack(shares) if shares else torch.full((v.shape[1],), torch.nan)
+    return torch.stack(shares)

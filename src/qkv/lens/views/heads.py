@@ -32,9 +32,11 @@ def head_points(model: Transformer) -> list[str]:
     return [*points, *(f"{norm.name}.scale" for norm in norms)]
 
 
-def head_terms(slot: Slot, records: Mapping[Location, Tensor], call: int, places: Sequence[int]) -> list[Tensor]:
-    """Return what each head adds to the stream at n positions, H tensors (B, n, D), from values at ``head_points``;
-    nothing if the output of the branch is not a linear map of the outputs of its heads.
+def head_terms(
+    slot: Slot, records: Mapping[Location, Tensor], call: int, places: Sequence[int], width: int
+) -> list[Tensor]:
+    """Return what each head adds to the stream of ``width`` features at n positions, H tensors (B, n, width), from
+    values at ``head_points``; nothing if the output of the branch is not a linear map of the outputs of its heads.
     """
     name, ending = str(slot.name), slot.body.ending()
     z = records.get(Location(call, name, "head_outputs"))
@@ -52,7 +54,7 @@ def head_terms(slot: Slot, records: Mapping[Location, Tensor], call: int, places
     if norm is not None:
         scale = records.get(Location(call, str(norm.name), "scale"))
         heads = linear_part(norm, heads, None if scale is None else scale[:, list(places)])
-    none = torch.zeros_like(heads[0])
+    none = heads[0].new_zeros(*heads[0].shape[:2], width)
     return [slot.residual.joined(none, each) for each in heads]
 
 

@@ -23,8 +23,10 @@ NOT_EXPLANATIONS = (
     "compare with ablation before you explain by them."
 )
 """Sentence for every page that shows attention weights."""
-_MOST_FLOW = 64
+_MOST_FLOW = 32
 """Positions up to which flow is computed."""
+_TOGETHER = 8
+"""Inputs of the same rows that the model reads at once."""
 _LEAST = 1e-9
 """Capacities below it count as none."""
 
@@ -35,7 +37,7 @@ class Importance:
 
     ablation: output minus the output when the vector of the position is replaced by the baseline. gradients: integrated
     gradients, with their completeness error. rollout: attention rollout (Abnar & Zuidema 2020), and flow: maximum flow
-    through the averaged weights (same paper), both None without attention between all positions; flow also above 64
+    through the averaged weights (same paper), both None without attention between all positions; flow also above 32
     positions. agreement: Spearman's rank correlation with ablation (B), by measure. sentence: why weights are no
     explanation.
     """
@@ -55,6 +57,7 @@ def importance(
     position: int = -1,
     baseline: Baseline = "zero",
     source: Signal | Tensor | None = None,
+    most: int = 1024,
 ) -> Importance:
     """Return the importance of each position for the output number ``target`` by ablation, integrated gradients,
     attention rollout and attention flow; see ``integrated_gradients`` for the arguments.
@@ -62,7 +65,7 @@ def importance(
     Rollout and flow go from ``position``, or for a head that pools from the mean of the positions that it reads.
     """
     scalar = Scalar(model, signal, target, position, source)
-    gradients = integrated_gradients(model, signal, target, position, baseline, source)
+    gradients = integrated_gradients(model, signal, target, position, baseline, source, most=most)
     with evaluating(model), torch.no_grad():
         ablation = _ablation(scalar, scalar.baseline(baseline)[1])
     weights = _weights(model, signal, source, ablation.shape[1])
@@ -79,11 +82,10 @@ def _ablation(scalar: Scalar, baseline: Tensor) -> Tensor:
     """Return the fall (B, N) of the output when the vector of each position is replaced by the baseline."""
     x = scalar.vectors()
     output, falls = scalar.at(x), []
-    for place in range(x.shape[1]):
-        changed = x.clone()
-        changed[:, place] = baseline[:, place]
-        falls.append(output - scalar.at(changed))
-    return torch.stack(falls, 1)
+    for places in torch.arange(x.shape[1]).split(_TOGETHER):
+        changed = [x.index_copy(1, place[None].to(x.device), baseline[:, [place]]) for place in places]
+        falls.append(output - scalar.together(changed))
+    return torch.cat(falls).T
 
 
 def _weights(
@@ -118,51 +120,73 @@ def flow(weights: Sequence[Tensor], readers: Sequence[int] | None) -> Tensor:
         tables = [layer.double().tolist() for layer in layers]
         count = len(tables[0])
         begins = range(count) if readers is None else [place % count for place in readers]
-        rows.append([_max_flow(tables, list(begins), end) for end in range(count)])
+        rows.append([_Network(tables, list(begins), end).flow() for end in range(count)])
     return torch.tensor(rows, dtype=weights[0].dtype, device=weights[0].device)
 
 
-def _max_flow(tables: list[list[list[float]]], begins: list[int], end: int) -> float:
-    """Return the maximum flow from ``begins`` at the first table to ``end`` below the last (Edmonds & Karp 1972)."""
-    depth, source = len(tables), (-1, 0)
-    room: dict[tuple[int, int], dict[tuple[int, int], float]] = {source: {}}
-    for t in begins:
-        room[source][0, t] = 1 / len(begins)
-    for layer, table in enumerate(tables):
-        for t, row in enumerate(table):
-            for s, capacity in enumerate(row):
-                if capacity > 0:
-                    room.setdefault((layer, t), {})[layer + 1, s] = capacity
-    total, sink = 0.0, (depth, end)
-    while (path := _shortest(room, source, sink)) is not None:
-        pushed = min(room[a][b] for a, b in path)
-        for a, b in path:
-            room[a][b] -= pushed
-            back = room.setdefault(b, {})
-            back[a] = back.get(a, 0.0) + pushed
-        total += pushed
-    return total
+class _Network:
+    """Layers of nodes with capacities; edges are stored in pairs, an edge at an even index and its reverse behind it.
 
+    tables: capacity [t][s] from node t of each layer to node s of the next. Node 0 is the source of all ``begins`` in
+    the first layer, node 1 the node ``end`` below the last layer.
+    """
 
-def _shortest(
-    room: dict[tuple[int, int], dict[tuple[int, int], float]], source: tuple[int, int], sink: tuple[int, int]
-) -> list[tuple[tuple[int, int], tuple[int, int]]] | None:
-    """Return the edges of a shortest path with room; None if there is none."""
-    before: dict[tuple[int, int], tuple[int, int]] = {source: source}
-    queue = deque([source])
-    while queue and sink not in before:
-        node = queue.popleft()
-        for after, capacity in room.get(node, {}).items():
-            if capacity > _LEAST and after not in before:
-                before[after] = node
-                queue.append(after)
-    if sink not in before:
-        return None
-    edges, node = [], sink
-    while node != source:
-        edges.append((before[node], node))
-        node = before[node]
-    return edges[::-1]
+    def __init__(self, tables: Sequence[Sequence[Sequence[float]]], begins: Sequence[int], end: int):
+        count, depth = len(tables[0]), len(tables)
+        self.ends, self.room = list[int](), list[float]()
+        self.edges = [list[int]() for _ in range(2 + depth * count)]
+        for t in begins:
+            self._join(0, 2 + t, 1 / len(begins))
+        for layer, table in enumerate(tables):
+            for t, row in enumerate(table):
+                for s, capacity in enumerate(row):
+                    last = layer + 1 == depth
+                    if capacity > _LEAST and (not last or s == end):
+                        self._join(2 + layer * count + t, 1 if last else 2 + (layer + 1) * count + s, capacity)
+
+    def _join(self, a: int, b: int, capacity: float) -> None:
+        self.edges[a].append(len(self.ends))
+        self.edges[b].append(len(self.ends) + 1)
+        self.ends += [b, a]
+        self.room += [capacity, 0.0]
+
+    def flow(self) -> float:
+        """Return the maximum flow, by blocking flows over shortest paths (Dinic 1970)."""
+        total = 0.0
+        while (levels := self._levels())[1] >= 0:
+            self.next = [0] * len(self.edges)
+            while (pushed := self._push(0, float("inf"), levels)) > 0:
+                total += pushed
+        return total
+
+    def _levels(self) -> list[int]:
+        """Return the number of edges from the source to each node; -1 where no path has room."""
+        levels, queue = [-1] * len(self.edges), deque([0])
+        levels[0] = 0
+        while queue:
+            node = queue.popleft()
+            for edge in self.edges[node]:
+                after = self.ends[edge]
+                if levels[after] < 0 and self.room[edge] > _LEAST:
+                    levels[after] = levels[node] + 1
+                    queue.append(after)
+        return levels
+
+    def _push(self, node: int, most: float, levels: list[int]) -> float:
+        """Push at most ``most`` along one path of rising levels; return how much."""
+        if node == 1:
+            return most
+        while self.next[node] < len(self.edges[node]):
+            edge = self.edges[node][self.next[node]]
+            after = self.ends[edge]
+            if self.room[edge] > _LEAST and levels[after] == levels[node] + 1:
+                pushed = self._push(after, min(most, self.room[edge]), levels)
+                if pushed > 0:
+                    self.room[edge] -= pushed
+                    self.room[edge ^ 1] += pushed
+                    return pushed
+            self.next[node] += 1
+        return 0.0
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> Tensor:

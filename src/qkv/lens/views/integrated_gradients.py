@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
@@ -18,6 +20,10 @@ from qkv.system.errors import UserError
 
 _NODES = 32
 """Nodes of one panel of the quadrature."""
+_STUCK = 4
+"""Panels from which a doubling has to halve the error."""
+_TOGETHER = 8
+"""Inputs of the same rows that the model reads at once."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,20 @@ class Scalar:
         """Return the output (B) for the input vectors (B, N, D)."""
         return self(Replacement({self.point: vectors}))
 
+    def together(self, vectors: Sequence[Tensor]) -> Tensor:
+        """Return the outputs (K, B) for K input vectors (B, N, D), several rows of the model at once where the signal
+        is no more than a table of rows.
+        """
+        if not all(each is None or (type(each) is Signal and each.inputs is None) for each in self._signals()):
+            return torch.stack([self.at(each) for each in vectors])
+        several = copy.copy(self)
+        several.signal = _repeated(self.signal, len(vectors))
+        several.source = None if self.source is None else _repeated(Signal.of(self.source), len(vectors))
+        return several.at(torch.cat(list(vectors))).unflatten(0, (len(vectors), -1))
+
+    def _signals(self) -> tuple[Signal | None, ...]:
+        return self.signal, None if self.source is None else Signal.of(self.source)
+
     @torch.no_grad()
     def vectors(self, signal: Signal | Tensor | None = None) -> Tensor:
         """Return the input vectors (B, N, D), of another signal if given."""
@@ -118,7 +138,7 @@ def integrated_gradients(
     source: Signal | Tensor | None = None,
     over: Literal["input", "source"] = "input",
     tolerance: float = 1e-3,
-    most: int = 2048,
+    most: int = 1024,
 ) -> IntegratedGradients:
     """Attribute the output number ``target``, such as the logit of a token at ``position``, to the input positions:
     Σ_d (x - b)_nd ∫_0^1 ∂f(b + α (x - b)) / ∂x_nd dα, with the front end's vectors x and the baseline b (Sundararajan
@@ -126,7 +146,9 @@ def integrated_gradients(
 
     The integral is taken over u with α = u³, because norms change fastest near a zero baseline, by Gauss–Legendre
     quadrature with 32 nodes; panels are doubled until the completeness error of each row is at most ``tolerance``, up
-    to ``most`` nodes. source: input of the encoder; over: "source" attributes to its positions.
+    to ``most`` nodes, or until doubling no longer halves the error, as with quantised activations.
+
+    source: input of the encoder; over: "source" attributes to its positions.
 
     Raises ``UserError`` for an output or a position that does not exist, and for a baseline of another shape.
     """
@@ -136,28 +158,44 @@ def integrated_gradients(
         name, start = scalar.baseline(baseline)
         with torch.no_grad():
             output, before = scalar.at(x), scalar.at(start)
-        panels = 1
+        panels, worst = 1, float("inf")
         while True:
             values = _integral(scalar, x, start, panels)
             error = (values.sum(1) - (output - before)).abs() / (output - before).abs().clamp(min=1e-12)
             complete = bool((error <= tolerance).all())
-            if complete or 2 * panels * _NODES > most:
+            stuck = panels >= _STUCK and float(error.max()) > worst / 2
+            if complete or stuck or 2 * panels * _NODES > most:
                 break
-            panels *= 2
+            panels, worst = 2 * panels, float(error.max())
     return IntegratedGradients(values, name, output, before, error, panels * _NODES, complete)
 
 
 def _integral(scalar: Scalar, x: Tensor, start: Tensor, panels: int) -> Tensor:
     """Return the integrated gradients (B, N) by quadrature in ``panels`` panels."""
     nodes, weights = gauss_legendre(_NODES)
+    places = (torch.arange(panels)[:, None] + nodes).flatten() / panels
+    shares = weights.repeat(panels) / panels * 3 * places**2
     total = torch.zeros(x.shape[:2], dtype=torch.float64, device=x.device)
-    for panel in range(panels):
-        for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True):
-            u = (panel + node) / panels
-            vectors = (start + u**3 * (x - start)).detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(scalar.at(vectors).sum(), vectors)
-            total += weight / panels * 3 * u**2 * (gradient * (x - start)).sum(-1).double()
+    for some, share in zip(places.split(_TOGETHER), shares.split(_TOGETHER), strict=True):
+        vectors = [(start + u**3 * (x - start)).detach().requires_grad_() for u in some.tolist()]
+        output = scalar.together(vectors).sum()
+        if not output.requires_grad:  # the output does not depend on the input
+            break
+        gradients = torch.autograd.grad(output, vectors, allow_unused=True, materialize_grads=True)
+        for gradient, weight in zip(gradients, share.tolist(), strict=True):
+            total += weight * (gradient * (x - start)).sum(-1).double()
     return total.to(at_least_single(x).dtype)
+
+
+def _repeated(signal: Signal, times: int) -> Signal:
+    """Return a signal with all rows ``times`` times, one after the other."""
+
+    def repeated(value: Tensor | None) -> Tensor | None:
+        alike = value is None or (len(value) == 1 and signal.num_rows > 1)
+        return value if alike else value.repeat(times, *(1,) * (value.dim() - 1))  # type: ignore[union-attr]
+
+    names = (field.name for field in fields(Signal) if field.name != "inputs")
+    return replace(signal, **{name: repeated(getattr(signal, name)) for name in names})
 
 
 def gauss_legendre(count: int) -> tuple[Tensor, Tensor]:

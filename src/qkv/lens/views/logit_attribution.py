@@ -120,7 +120,7 @@ def _terms(model: Transformer, stream: Stream, place: int) -> tuple[list[Attribu
     calls = Counter[str]()
     for point, before, after in zip(stream.points[1:], stream.vectors, stream.vectors[1:], strict=False):
         path = point.path.rpartition(".")[0]
-        heads = head_terms(slots[path], stream.records, calls[path], [place])
+        heads = head_terms(slots[path], stream.records, calls[path], [place], before.shape[-1])
         calls[path] += 1
         parts += [AttributionPart(path, point.layer, point.part, h) for h in range(len(heads))]
         parts.append(AttributionPart(path, point.layer, point.part))

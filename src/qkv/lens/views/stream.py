@@ -84,10 +84,12 @@ def stream_vectors(
     stack: Literal["model", "encoder"] = "model",
 ) -> tuple[tuple[StreamPoint, ...], tuple[Tensor, ...]]:
     """Return the points of the residual stream of the model's own blocks or of its encoder, and the vectors (B, N, D)
-    there, from one pass without dropout; see ``read_stream``.
+    there, from one pass without dropout; see ``read_stream``. Raises ``UserError`` also for a stack without blocks.
     """
     _whole_rows(model)
     patterns = _patterns(model, stack)
+    if not patterns:
+        raise UserError(f"the stack {stack!r} has no blocks, and so no residual stream")
     return _select(model, record(model, signal, *patterns, source=source), patterns)
 
 
