@@ -52,6 +52,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
         "previous token",
         "no-op",
     ),
+    "health": ("text, seed 1", "planted faults and good runs", "one bad batch", "recall", "precision"),
     "image_mixers": ("mixers on images", "parameters", "MLP-Mixer"),
     "forecast": ("published", "automatic choice", "normalised DLinear", "coverage of 80 %", "patches without times"),
     "length": ("nats a character by length of the row", "learned vectors", "refused", "RoPE", "YaRN"),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from qkv.data.batching.batch import Batch
 from qkv.lens.health.evidence import Evidence
 from qkv.lens.health.forecast import COVERAGE, PART, forecast
+from qkv.lens.health.records import median_ratios
 from qkv.lens.health.spikes import DEVIATIONS, find_spikes
 from qkv.lens.health.verdict import Verdict
 from qkv.runs.evaluation import measure
@@ -18,10 +19,15 @@ LEARNED = 0.05
 """Minimum share of the initial loss by which it falls. With a loss of ln V for V equally probable outcomes, a model
 that has learned nothing but their frequencies falls by more on all but uniform data.
 """
+_PLATEAU = 100
+"""Number of steps before which a plateau is no verdict."""
 DIVERGED = 1.2
 """Maximum ratio of the loss at the end to its lowest level, as medians over a twentieth of the run."""
-EARLY_RISE = 1.2
-"""Maximum ratio of the loss in the first tenth of a run to its first value."""
+EARLY_RISE, FIRST_RATIO = 1.2, 0.2
+"""Maximum ratio of the loss in the first tenth of a run to its first value, and maximum update-to-weight ratio of the
+median layer in the first steps.
+"""
+_FIRST_STEPS = 3
 OVERFITTED = 0.05
 """Maximum share by which the validation loss may rise above its minimum while the training loss falls."""
 _SHOWN = 5
@@ -39,9 +45,13 @@ def check_learning(e: Evidence) -> Verdict | None:
         f"the training loss fell by {100 * fall:.1f} % of its first value {start:.4g}; below {100 * LEARNED:g} %, "
         f"{source}, nothing was learned"
     )
-    learned = fall >= LEARNED or e.recipe.start.checkpoint is not None
-    cure = "" if learned else e.with_rate(10)
-    return Verdict("learning", "good" if learned else "alarm", sentence, fall, LEARNED, source, cure)
+    if fall < LEARNED and (e.steps < _PLATEAU or e.recipe.start.checkpoint is not None):
+        sentence += f", which says little after {e.steps} steps or after a start from trained weights"
+        return Verdict("learning", "note", sentence, fall, LEARNED, source)
+    ill = fall < LEARNED
+    return Verdict(
+        "learning", "alarm" if ill else "good", sentence, fall, LEARNED, source, e.with_rate(10) if ill else ""
+    )
 
 
 def check_divergence(e: Evidence) -> Verdict | None:
@@ -65,7 +75,7 @@ def check_divergence(e: Evidence) -> Verdict | None:
 
 
 def check_warmup(e: Evidence) -> Verdict | None:
-    """Compare the highest loss at the beginning with the first one."""
+    """Compare the highest loss at the beginning with the first one, and the first updates with the weights."""
     _, losses = e.series("loss")
     first = losses[: max(10, len(losses) // 10)]
     if len(losses) < 20 or first[0] <= 0:
@@ -73,11 +83,14 @@ def check_warmup(e: Evidence) -> Verdict | None:
     smooth = [statistics.median(first[i : i + 3]) for i in range(1, len(first) - 2)]
     ratio = max(smooth) / first[0]
     warmup = e.recipe.training.schedule.warmup
+    update = max((r for step, r in median_ratios(e.records).items() if step <= _FIRST_STEPS), default=0.0)
+    change = f", and the first updates change the weights by {update:.2g} of their size" if update else ""
     sentence = (
-        f"the loss of the first {len(first)} steps rises to {ratio:.2f} times its first value, with a warm-up of "
-        f"{warmup} steps; above {EARLY_RISE:g} times, the first updates are too large (Gotmare et al. 2019)"
+        f"with a warm-up of {warmup} steps, the loss of the first {len(first)} steps rises to {ratio:.2f} times its "
+        f"first value{change}; above {EARLY_RISE:g} times or {FIRST_RATIO:g} of the size, the first updates are too "
+        "large (Gotmare et al. 2019)"
     )
-    ill = ratio > EARLY_RISE
+    ill = ratio > EARLY_RISE or update > FIRST_RATIO
     cure = e.cure(f"training.schedule.warmup={max(2 * warmup, e.steps // 10)}") if ill else ""
     source = "Gotmare et al. 2019: warm-up prevents large updates at the beginning"
     return Verdict("warmup", "warning" if ill else "good", sentence, ratio, EARLY_RISE, source, cure)

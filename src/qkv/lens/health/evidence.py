@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +12,13 @@ from typing import Any
 
 from qkv.lens.health.records import Record
 from qkv.runs.run import Run
+from qkv.spec.files.overrides import override
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import Dataset
 from qkv.tasks.task import Task
+
+_BRANCH = re.compile(r"(encoder\.)?blocks\.(\d+)\.branches\.(\d+)")
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,27 @@ class Evidence:
     def cure(self, *overrides: str) -> str:
         """Return the command that trains the run's recipe with other settings, in another folder."""
         spec, folder = shlex.quote(str(self.folder / "spec.yaml")), shlex.quote(f"{self.folder}-cured")
-        return f"qkv train {spec} {' '.join(map(shlex.quote, overrides))} --out {folder}"
+        return " ".join(("qkv train", spec, *map(shlex.quote, overrides), "--out", folder))
+
+    def part(self, place: str) -> tuple[str, Any] | None:
+        """Return (dotted path in the recipe, spec) of the branch of a layer such as "blocks.3.branches.0"; None for
+        other places.
+        """
+        match = _BRANCH.match(place)
+        stack = self.recipe.model.encoder if match and match[1] else self.recipe.model
+        if match is None or stack is None or not stack.blocks:
+            return None
+        block, branch = int(match[2]) % len(stack.blocks), int(match[3])
+        path = f"model.{match[1] or ''}blocks.{block}.branches.{branch}"
+        return path, stack.blocks[block].branches[branch]
+
+    def cure_by(self, override_of_part: str) -> str:
+        """Return the command with an override that fits the recipe, or else with a third of the learning rate."""
+        try:
+            override(self.recipe, [override_of_part])
+        except UserError:
+            return self.with_rate(1 / 3)
+        return self.cure(override_of_part)
 
     def with_rate(self, factor: float) -> str:
         """Return the command that trains with the learning rate multiplied by ``factor``."""

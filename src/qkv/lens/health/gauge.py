@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from qkv.layers.observable import list_points
 from qkv.lens.health.probe import key, probe
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
+from qkv.system.errors import UserError
 from qkv.tasks.task import Task
 
 GRADIENT, RATIO = "gradient", "ratio"
@@ -29,7 +31,8 @@ _SAMPLED = 1 << 14
 
 class Gauge:
     """Meter of a model during training. A step is measured if it is due and the measurements, this one included, take
-    at most ``SHARE`` of the time so far; gradients and updates of the first step always are.
+    at most ``SHARE`` of the time so far, half for gradients and updates and half for passes that look inside the model;
+    gradients and updates of the first step always are measured.
 
     ``begin`` decides, ``gradients`` and ``updating`` measure within the step, ``end`` returns the record. Nothing that
     is measured changes the training: weights and random numbers are those of a run without a gauge.
@@ -39,17 +42,17 @@ class Gauge:
         """``parameters``: name of each trained parameter.   ``number_format``: precision of training."""
         self.model, self.task, self.number_format = model, task, number_format
         self._layers = layers_of(model, parameters)
-        self._last, self._spent = 0, 0.0
-        self._cost, self._inside_cost = 0.0, 0.0
+        self._last, self._spent, self._cost = 0, 0.0, 0.0
+        self._inside_spent, self._inside_cost = 0.0, 0.0
         self._values: dict[str, Tensor] | None = None
         self._inside = False
 
     def begin(self, step: int, steps: int, seconds: float) -> None:
         """Decide whether update number ``step`` of ``steps`` is measured, ``seconds`` after training began."""
-        rest = SHARE * seconds - self._spent - self._cost
-        measures = not self._last or (step - self._last >= steps // _RECORDS and rest >= 0)
+        half = SHARE / 2 * seconds
+        measures = not self._last or (step - self._last >= steps // _RECORDS and self._spent + self._cost <= half)
         # Before the first time, a pass is assumed to take as long as a step.
-        self._inside = measures and rest >= (self._inside_cost or seconds / step)
+        self._inside = measures and 0 < self._inside_spent + (self._inside_cost or seconds / step) <= half
         self._values = {} if measures else None
         self._last = step if measures else self._last
         self._used = 0.0
@@ -98,10 +101,14 @@ class Gauge:
 
     def _look(self, batches: Sequence[Batch]) -> dict[str, float]:
         began = time.perf_counter()
-        with torch.random.fork_rng(devices=()):
-            inside = probe(self.model, self.task, batches[:1], self.number_format)
+        try:
+            with torch.random.fork_rng(devices=()):
+                inside = probe(self.model, self.task, batches[:1], self.number_format)
+        except (UserError, RuntimeError):  # a measurement, for which memory may be short, ends no training
+            self._inside_cost = math.inf
+            return {}
         self._inside_cost = time.perf_counter() - began
-        self._spent += self._inside_cost
+        self._inside_spent += self._inside_cost
         return inside
 
 

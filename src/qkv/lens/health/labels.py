@@ -16,9 +16,10 @@ from qkv.tasks.metrics.calibration import probabilities
 
 WRONG = 0.033
 """Maximum share of wrong labels: the mean over ten test sets in use (Northcutt, Athalye & Mueller 2021)."""
-FLAT = 0.4
+FLAT, WEAK = 0.75, 0.25
 """Minimum ratio of the errors among the surer half of the rows to all errors, from which labels are suspected: errors
-of a model are rare where it is sure, and those of labels are not.
+of a model are rare where it is sure, and those of labels are not. A model with more than a quarter of errors judges no
+labels.
 """
 _FEWEST = 60
 _SHOWN = 8
@@ -84,8 +85,8 @@ def check_labels(e: Evidence) -> Verdict | None:
 
 def _verdict(e: Evidence, names: list[tuple[str, int]], result: Suspects) -> Verdict:
     places = tuple(f"{names[i][0]} row {names[i][1] + 1:,}" for i in result.places[:_SHOWN])
-    flat = result.sure >= FLAT * result.all_errors
-    ill = result.low > WRONG and flat
+    flat, weak = result.sure >= FLAT * result.all_errors, result.all_errors > WEAK
+    ill = result.low > WRONG and flat and not weak
     first = f", first {places[0]}" if places else ""
     sentence = (
         f"{len(result.places):,} of {len(names):,} held-out rows have suspected labels{first}; the labels contradict "
@@ -93,6 +94,8 @@ def _verdict(e: Evidence, names: list[tuple[str, int]], result: Suspects) -> Ver
         f"{100 * result.all_errors:.3g} % of all; more than {100 * WRONG:g} % of the surer half are more than in test "
         "sets in use (Northcutt et al. 2021)"
     )
+    if weak:
+        sentence += f"; with more than {100 * WEAK:g} % of errors, the model is too weak to judge them"
     cure = f"check these rows: {', '.join(places)}; then train again: {e.cure()}" if ill else ""
     source = "Northcutt et al. 2021: 3.3 % of the labels of ten test sets are wrong"
     return Verdict("labels", "warning" if ill else "good", sentence, result.sure, WRONG, source, cure, places)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,12 @@ def curve(records: Sequence[Record], quantity: str, place: str) -> tuple[list[in
     name = f"{quantity} {place}"
     rows = [record for record in records if record.get(name) is not None]
     return [int(row["step"]) for row in rows], [float(row[name]) for row in rows]
+
+
+def median_ratios(records: Sequence[Record]) -> dict[int, float]:
+    """Return the update-to-weight ratio of the median layer, by step; layers that do not move are left out."""
+    by_step = {int(r["step"]): [v for name, v in r.items() if name.startswith("ratio ") and v] for r in records}
+    return {step: statistics.median(values) for step, values in by_step.items() if values}
 
 
 def newest(records: Sequence[Record], quantity: str) -> dict[str, float]:

@@ -41,5 +41,8 @@ class Verdict:
 
 def worst(verdicts: list[Verdict]) -> Severity:
     """Return the worst severity among the verdicts; "good" if there are none."""
-    severities = {verdict.severity for verdict in verdicts}
-    return next((severity for severity in ORDER if severity in severities), "good")
+    present: set[Severity] = {verdict.severity for verdict in verdicts}
+    for severity in ORDER:
+        if severity in present:
+            return severity
+    return "good"
