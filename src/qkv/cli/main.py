@@ -50,6 +50,7 @@ ROOMS = {
     },
     "inspection": {
         "health": "Say what is wrong with a run, and how to cure it.",
+        "inspect": "Look inside a model on one input: attention, logit lens, heads, words, hidden states.",
         "show": "Show what is learned from conversations: every token as context, target or template, and the counts.",
         "cost": "Estimate parameters, FLOPs, memory and time of a model.",
         "bench": "Measure a model on this machine: tokens per second, first token, memory limit.",

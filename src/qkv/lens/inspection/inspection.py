@@ -1,0 +1,134 @@
+"""What a model does with one input: views that are computed when they are asked for, as data and as a page."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from qkv.layers.linear.quantized import QuantizedLinear
+from qkv.lens.inspection.packing import Block
+from qkv.lens.inspection.reading import read_input, read_row
+from qkv.lens.inspection.views import VIEWS, Head, Subject
+from qkv.models.edit.quantize import widened
+from qkv.report.inspection.page import inspection_page
+from qkv.report.markup import tag
+from qkv.runs.run import Run, task_of
+from qkv.runs.storage.files import clear_errors
+from qkv.system.errors import UserError, nearest
+from qkv.system.files import write_file
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Inspection of a model on one input; notebooks show its page.
+
+    ``subject``: model, input, and the heads that are taken out.   ``title``: name of the model and the input.
+    """
+
+    subject: Subject
+    title: str
+    _views: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+
+    def view(self, name: str) -> Mapping[str, Any]:
+        """Compute a view, one of ``VIEWS``, once: ``data``, and ``block`` with its arrays (see ``Block``); or
+        ``refused``, a sentence why the model has no such view. Raises ``UserError`` for another name.
+        """
+        if name not in VIEWS:
+            raise UserError(f"views: {name!r} given; {nearest(name, VIEWS)}")
+        if name not in self._views:
+            block = Block()
+            try:
+                with self.subject.edited():
+                    self._views[name] = {"data": VIEWS[name](self.subject, block), "block": block.text()}
+            except UserError as error:
+                self._views[name] = {"refused": str(error)}
+        return self._views[name]
+
+    @cached_property
+    def sides(self) -> dict[str, dict[str, Any]]:
+        """Labels, grid and picture of the positions of each stack that reads an input."""
+        return {
+            name: {"labels": side.labels, "grid": side.grid, "leading": side.leading, "picture": side.picture}
+            for name, side in self.subject.read.sides.items()
+        }
+
+    def plain(self, views: Iterable[str] | None = None) -> dict[str, Any]:
+        """Return the title, the sides and the views (default: all) as plain data."""
+        return {
+            "title": self.title,
+            "sides": self.sides,
+            "ablated": [[head.path, head.number] for head in self.subject.ablated],
+            "order": list(VIEWS),
+            "views": {name: self.view(name) for name in (VIEWS if views is None else views)},
+        }
+
+    def page(self, views: Iterable[str] | None = None, row: Mapping[str, Any] | None = None) -> str:
+        """Return a self-contained HTML page with the views (default: all).
+
+        ``row``: input that the page of a server lets a person change; None for a page that stands alone.
+        """
+        return inspection_page({**self.plain(views), "row": row})
+
+    def save(self, path: str | Path, views: Iterable[str] | None = None) -> Path:
+        """Write the page to a file and return its path. Raises ``UserError`` if it cannot be written."""
+        with clear_errors(str(path)):
+            write_file(Path(path), self.page(views).encode())
+        return Path(path)
+
+    def _repr_html_(self) -> str:
+        """HTML for notebooks: the page in a frame."""
+        style = "width:100%;height:780px;border:0"
+        return tag("iframe", srcdoc=self.page(), style=style, title=self.title)
+
+
+def inspect_run(
+    run: Run,
+    row: Mapping[str, Any] | int,
+    answer: str | None = None,
+    ablated: Sequence[tuple[str, int]] = (),
+    position: int | None = None,
+) -> Inspection:
+    """Read one input and return its inspection, of which nothing is computed yet.
+
+    ``row``: inputs of the run's task by name, or the number of a row of the run's held-out data. ``answer``: text that
+    an encoder–decoder writes; by default its own. ``ablated``: (path of a branch, number of a head) of heads that are
+    taken out. ``position``: position whose prediction is explained; by default the last one, or the gap of a text.
+
+    Quantised weights are computed with in fp32. Raises ``UserError``.
+    """
+    if any(isinstance(module, QuantizedLinear) for module in run.model.modules()):
+        # Products with narrow weights round the activations too, which gradients and sums of parts do not survive.
+        run = replace(run, model=widened(copy.deepcopy(run.model)))
+    read = read_row(run, row) if isinstance(row, int) else read_input(run, row, answer)
+    count = len(read.sides["model"].labels)
+    if position is not None:
+        if not -count <= position < count:
+            raise UserError(f"position: {position} given, but the input has {count:,} positions, counted from 0")
+        read = replace(read, position=position)
+    heads = tuple(_head(run, path, number) for path, number in ablated)
+    return Inspection(Subject(run, read, heads), _title(run, row))
+
+
+def _head(run: Run, path: str, number: int) -> Head:
+    """Return a head. Raises ``UserError`` for one that the model does not have."""
+    heads = {
+        name: branch.spec.num_heads
+        for name, branch in run.model.named_modules()
+        if "head_outputs" in getattr(branch, "points", dict)() and hasattr(branch.spec, "num_heads")
+    }
+    if path not in heads:
+        raise UserError(f"ablate: the model has no branch {path!r} with heads; {nearest(path, heads)}")
+    if not 0 <= number < heads[path]:
+        raise UserError(f"ablate: {path} has the heads 0 to {heads[path] - 1}; {number} given")
+    return Head(path, number)
+
+
+def _title(run: Run, row: Mapping[str, Any] | int) -> str:
+    name = run.folder.name or str(run.folder)
+    if isinstance(row, int):
+        return f"{name}: row {row:,} of the held-out data"
+    return f"{name}, {task_of(run).spec.kind.replace('_', ' ')}"
