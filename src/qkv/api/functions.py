@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from qkv.costs.cost import Cost
     from qkv.generation.decode.speculate import Speculator
     from qkv.lens.fixtures import Fixtures
+    from qkv.lens.inspection.inspection import Inspection
     from qkv.models.transformer import Transformer
     from qkv.runs.chats.shown import ShownChats
     from qkv.runs.evaluation import Figures
@@ -512,6 +513,37 @@ def explain(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | No
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
     return explain_run(loaded, rows_of_inputs(loaded, inputs, columns))
+
+
+@with_usual_settings
+def inspect(
+    run: Run | str | Path,
+    text: Any = None,
+    *,
+    row: int | None = None,
+    answer: str | None = None,
+    ablate: Iterable[tuple[str, int]] = (),
+    position: int | None = None,
+    **inputs: Any,
+) -> Inspection:
+    """Look inside a model on one input: ``qkv.inspect("runs/my", "the quick brown fox")`` shows its page in a notebook,
+    and ``.save("page.html")`` writes it.
+
+    Views: answers, attention, influence of positions, logit lens, parts of a logit, roles of heads, importance of
+    positions, hidden states; each is computed when it is shown or by ``.view(name)``.
+
+    ``run``: run, its folder, published folder, GGUF file or name. ``text``: the first input of the task; further ones
+    by name. ``row``: instead of inputs, a row of the run's held-out data, of any task. ``answer``: text that an
+    encoder–decoder writes, by default its own. ``ablate``: (path of a branch, number of a head) of heads that are
+    replaced by their mean. ``position``: position whose prediction is explained, by default the last one or a gap.
+
+    Raises ``UserError``.
+    """
+    from qkv.lens.inspection.inspection import inspect_run
+    from qkv.lens.inspection.reading import collect_inputs
+
+    loaded = load(run) if isinstance(run, (str, Path)) else run
+    return inspect_run(loaded, collect_inputs(loaded, text, inputs, row), answer, tuple(ablate), position)
 
 
 @with_usual_settings

@@ -13,8 +13,7 @@ from qkv.cli.shared.runs import Copy, ModelFolder, load_run, output_file
 from qkv.system.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from qkv.lens.inspection.local_server import LocalServer
-    from qkv.runs.run import Run
+    from qkv.lens.inspection.inspection import Inspection
 
 EXAMPLES = """\
 qkv inspect runs/my "The quick brown fox"
@@ -66,16 +65,15 @@ def inspect_command(
     page = None if out is None else output_file("--out", out)
     heads = [_head(text) for text in ablate or ()]
     loaded = load_run(run, copy)
-    given = _given(loaded, text, row, input or [])
-    if page is None:
-        _serve(loaded, given, answer, heads, port, no_browser)
-        return
-    from qkv.lens.inspection.inspection import inspect_run
+    from qkv.api.functions import inspect
 
-    inspection = inspect_run(loaded, given, answer, heads)
+    text = text_of_input() if text == "-" else text
+    inspection = inspect(loaded, text, row=row, answer=answer, ablate=heads, **_parts(input or []))
+    if page is None:
+        _serve(inspection, port, no_browser)
+        return
     for name in names:
-        refused = inspection.view(name).get("refused")
-        typer.echo(f"{name}: {refused or 'done'}", err=True)
+        typer.echo(f"{name}: {inspection.view(name).get('refused', 'done')}", err=True)
     inspection.save(page, names)
     typer.echo(f"page: {page}")
 
@@ -97,32 +95,18 @@ def _head(text: str) -> tuple[str, int]:
     return path, int(number)
 
 
-def _given(run: Run, text: str | None, row: int | None, parts: list[str]) -> dict[str, Any] | int:
-    """Return the inputs of the task by name, or the number of a row."""
-    from qkv.lens.inspection.reading import name_inputs
-
-    if row is not None:
-        if text is not None or parts:
-            raise UserError("an input and --row are given; give one of them")
-        return row
-    names = name_inputs(run)
-    inputs = dict(part.split("=", 1) for part in parts if "=" in part)
-    if text is not None:
-        inputs[names[0]] = text_of_input() if text == "-" else text
-    missing = [name for name in names if name not in inputs]
-    if missing or len(inputs) < len(parts) or not inputs:
-        raise UserError(
-            f"the model reads {', '.join(names)}: give the first as INPUT, each other one as --input NAME=VALUE; or "
-            "look at a row of the run's own data with --row N"
-        )
-    return inputs
+def _parts(parts: list[str]) -> dict[str, Any]:
+    wrong = next((part for part in parts if "=" not in part), None)
+    if wrong is not None:
+        raise UserError(f"--input: {wrong!r} given, but a further input is written NAME=VALUE")
+    return dict(part.split("=", 1) for part in parts)
 
 
-def _serve(run: Run, given: Any, answer: str | None, heads: list[tuple[str, int]], port: int, no_browser: bool) -> None:
+def _serve(inspection: Inspection, port: int, no_browser: bool) -> None:
     from qkv.lens.inspection.local_server import LocalServer
 
     try:
-        server: LocalServer = LocalServer(run, given, answer, port)
+        server = LocalServer(inspection, port)
     except OSError as error:
         raise UserError(f"--port {port}: {error.strerror}; choose another one, or 0 for a free one") from None
     with server:

@@ -1,4 +1,4 @@
-"""What a model does with one input: views that are computed when they are asked for, as data and as a page."""
+"""Inspection of a model on one input: views, each computed at its first use, as data and as a page."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from qkv.layers.linear.quantized import QuantizedLinear
-from qkv.lens.inspection.packing import Block
+from qkv.lens.inspection.packing import ArrayBlock
 from qkv.lens.inspection.reading import read_input, read_row
-from qkv.lens.inspection.views import VIEWS, Head, Subject
+from qkv.lens.inspection.views import VIEWS, AblatedHead, Subject
+from qkv.lens.views.places import list_branches
 from qkv.models.edit.quantize import widened
 from qkv.report.inspection.page import inspection_page
 from qkv.report.markup import tag
@@ -27,20 +28,23 @@ class Inspection:
     """Inspection of a model on one input; notebooks show its page.
 
     ``subject``: model, input, and the heads that are taken out.   ``title``: name of the model and the input.
+    ``row``, ``answer``: input as it was given, see ``inspect_run``.
     """
 
     subject: Subject
     title: str
+    row: Mapping[str, Any] | int
+    answer: str | None = None
     _views: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
 
     def view(self, name: str) -> Mapping[str, Any]:
-        """Compute a view, one of ``VIEWS``, once: ``data``, and ``block`` with its arrays (see ``Block``); or
+        """Compute a view, one of ``VIEWS``, once: ``data``, and ``block`` with its arrays (see ``ArrayBlock``); or
         ``refused``, a sentence why the model has no such view. Raises ``UserError`` for another name.
         """
         if name not in VIEWS:
             raise UserError(f"views: {name!r} given; {nearest(name, VIEWS)}")
         if name not in self._views:
-            block = Block()
+            block = ArrayBlock()
             try:
                 with self.subject.edited():
                     self._views[name] = {"data": VIEWS[name](self.subject, block), "block": block.text()}
@@ -110,21 +114,18 @@ def inspect_run(
             raise UserError(f"position: {position} given, but the input has {count:,} positions, counted from 0")
         read = replace(read, position=position)
     heads = tuple(_head(run, path, number) for path, number in ablated)
-    return Inspection(Subject(run, read, heads), _title(run, row))
+    return Inspection(Subject(run, read, heads), _title(run, row), row, answer)
 
 
-def _head(run: Run, path: str, number: int) -> Head:
+def _head(run: Run, path: str, number: int) -> AblatedHead:
     """Return a head. Raises ``UserError`` for one that the model does not have."""
-    heads = {
-        name: branch.spec.num_heads
-        for name, branch in run.model.named_modules()
-        if "head_outputs" in getattr(branch, "points", dict)() and hasattr(branch.spec, "num_heads")
-    }
+    branches = list_branches(run.model, lambda b: "head_outputs" in b.points() and hasattr(b.spec, "num_heads"))
+    heads = {str(branch.name): int(branch.spec.num_heads) for _, branch in branches}
     if path not in heads:
         raise UserError(f"ablate: the model has no branch {path!r} with heads; {nearest(path, heads)}")
     if not 0 <= number < heads[path]:
         raise UserError(f"ablate: {path} has the heads 0 to {heads[path] - 1}; {number} given")
-    return Head(path, number)
+    return AblatedHead(path, number)
 
 
 def _title(run: Run, row: Mapping[str, Any] | int) -> str:

@@ -10,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from qkv.lens.inspection.inspection import Inspection, inspect_run
-from qkv.runs.run import Run
 from qkv.system.errors import UserError
 
 LONGEST = 1 << 20
@@ -21,7 +20,7 @@ _KINDS = {"row": dict, "ablated": list, "views": list}
 
 
 class LocalServer(ThreadingHTTPServer):
-    """HTTP server on 127.0.0.1 for one run; ``port`` 0 takes a free one.
+    """HTTP server on 127.0.0.1 of the page of an inspection; ``port`` 0 takes a free one.
 
     It serves the page at "/" and answers POST "/view" with views as plain data. Requests that name another host are
     refused, so that no page of another site can read it; nothing is computed at the same time as something else.
@@ -29,9 +28,8 @@ class LocalServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, run: Run, row: Mapping[str, Any] | int, answer: str | None = None, port: int = 0):
-        self.run, self.row, self.answer = run, row, answer
-        self.first = inspect_run(run, row, answer)
+    def __init__(self, inspection: Inspection, port: int = 0):
+        self.first = inspection
         self._kept: tuple[str, Inspection] | None = None
         self._lock = threading.Lock()
         super().__init__(("127.0.0.1", port), _Handler)
@@ -44,7 +42,7 @@ class LocalServer(ThreadingHTTPServer):
     def page(self) -> str:
         """Return the page of the first input."""
         with self._lock:
-            return self.first.page(_FIRST, self.row if isinstance(self.row, dict) else {})
+            return self.first.page(_FIRST, {} if isinstance(self.first.row, int) else self.first.row)
 
     def views(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Compute views for an input: ``row``, inputs by name, empty for the first one; ``ablated``, [path, head] of
@@ -54,12 +52,12 @@ class LocalServer(ThreadingHTTPServer):
             if not isinstance(body.get(name), kind):
                 raise UserError(f"{name} is missing, or no {'object' if kind is dict else 'list'}")
         heads = [(str(path), int(number)) for path, number in body["ablated"]]
-        row = body["row"] or self.row
-        answer = self.answer if row == self.row else None
+        row = body["row"] or self.first.row
+        answer = self.first.answer if row == self.first.row else None
         key = json.dumps([row, heads], sort_keys=True)
         with self._lock:
             if self._kept is None or self._kept[0] != key:
-                self._kept = key, inspect_run(self.run, row, answer, heads)
+                self._kept = key, inspect_run(self.first.subject.run, row, answer, heads)
             return self._kept[1].plain(map(str, body["views"]))
 
 
@@ -85,6 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
         except (ValueError, TypeError):
             self._json(HTTPStatus.BAD_REQUEST, {"error": "the request is no JSON object with row, ablated and views"})
+        except Exception as error:  # the page shows it, and the server goes on
+            self._json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"this is a bug in qkv: {error!r}"})
 
     def _body(self) -> Mapping[str, Any]:
         length = int(self.headers.get("Content-Length") or 0)

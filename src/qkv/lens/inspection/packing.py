@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class Block:
+class ArrayBlock:
     """Bytes of many arrays; ``add`` and ``add_shares`` return where an array is: its offset, shape and form.
 
     The form "f4" is 32-bit floating point, little-endian, and "u1" a byte b for the value scale · (b / 255)², whose
@@ -24,12 +24,12 @@ class Block:
     def add(self, values: Tensor) -> dict[str, Any]:
         """Append numbers exactly, in 32 bits."""
         self._align()
-        array = values.detach().float().cpu().contiguous().numpy().astype("<f4")
+        array = values.detach().to(torch.float32).cpu().contiguous().numpy().astype("<f4")
         return self._append(array.tobytes(), "f4", values)
 
     def add_shares(self, values: Tensor) -> dict[str, Any]:
         """Append numbers ≥ 0 in one byte each; NaN becomes 0."""
-        x = values.detach().float().cpu().nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
+        x = values.detach().to(torch.float32).cpu().nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
         scale = float(x.max()) if x.numel() else 0.0
         share = (x / scale).sqrt() if scale > 0 else torch.zeros_like(x)
         packed = (share * 255).round().to(torch.uint8).contiguous()

@@ -43,6 +43,25 @@ def name_inputs(run: Run) -> tuple[str, ...]:
     return task.asks if task.asks and not task.chats else ("text",)
 
 
+def collect_inputs(run: Run, first: Any, further: Mapping[str, Any], row: int | None) -> dict[str, Any] | int:
+    """Return the inputs of the run's task by name, of which ``first`` is the first one, or the number of a row.
+
+    Raises ``UserError`` for inputs and a row, a missing input, or one that the task does not have.
+    """
+    if row is not None:
+        if first is not None or further:
+            raise UserError("an input and a row are given; give one of them")
+        return row
+    task, names = task_of(run), name_inputs(run)
+    inputs = {**({} if first is None else {names[0]: first}), **further}
+    wrong = [name for name in inputs if name not in (*names, *task.may_ask)]
+    missing = [name for name in names if name not in inputs]
+    if wrong or missing:
+        what = f"{wrong[0]!r} is no input of it" if wrong else f"{missing[0]!r} is missing"
+        raise UserError(f"the model reads {', '.join(names)}, and {what}; or give the row of its data")
+    return inputs
+
+
 def read_input(run: Run, row: Mapping[str, Any], answer: str | None = None) -> ReadInput:
     """Encode ``row``, the inputs of the run's task by name, such as {"text": "…"}.
 

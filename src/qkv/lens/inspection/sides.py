@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from qkv.layers.context import PositionGrid
 from qkv.layers.signal import Signal
-from qkv.models.stack.layered import Layered
+from qkv.models.transformer import Stack
 from qkv.runs.chats.pieces import pieces
 from qkv.tokenizers.tokenizer import Tokenizer
 
@@ -25,7 +25,7 @@ class Side:
     picture: str = ""
 
 
-def side_of(model: Layered, signal: Signal, tokenizer: Tokenizer, picture: str = "", row: int = 0) -> Side:
+def side_of(model: Stack, signal: Signal, tokenizer: Tokenizer, picture: str = "", row: int = 0) -> Side:
     """Return the labels of the positions that the front end of a model or of an encoder makes of row ``row``."""
     frontend = model.frontend
     count, grid = frontend.count(signal), frontend.grid(signal)

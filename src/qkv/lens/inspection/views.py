@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qkv.lens.capture.edits import ablate
 from qkv.lens.capture.regions import Region
-from qkv.lens.inspection.packing import Block
+from qkv.lens.inspection.packing import ArrayBlock
 from qkv.lens.inspection.reading import ReadInput
 from qkv.lens.views.attention_maps import attention_maps
 from qkv.lens.views.head_roles import ROLES, head_roles
@@ -34,14 +34,17 @@ _NAMED = 50
 """Number of the most probable answers that are named."""
 _TAKEN_OUT = 3
 """Number of heads of each role that are taken out to measure the rise of the loss."""
-_STEPS = 256
+_STEPS = 2048
 """Maximum number of gradients of integrated gradients; the page prints the completeness error that is left."""
+_STEPS_OF_LARGE = 256
+_LARGE = 2e9
+"""Number of parameters times positions above which a model has ``_STEPS_OF_LARGE``."""
 _DELIMITERS = ".,;:!?\n"
 
 
 @dataclass(frozen=True)
-class Head:
-    """Head of a branch: ``path`` of the branch, such as "blocks.3.branches.0", and number of the head."""
+class AblatedHead:
+    """AblatedHead of a branch: ``path`` of the branch, such as "blocks.3.branches.0", and number of the head."""
 
     path: str
     number: int
@@ -55,7 +58,7 @@ class Subject:
 
     run: Run
     read: ReadInput
-    ablated: tuple[Head, ...] = ()
+    ablated: tuple[AblatedHead, ...] = ()
 
     @cached_property
     def output(self) -> Tensor:
@@ -103,10 +106,10 @@ class Subject:
         return [str(i) for i in ids] if tokenizer.absent else [pieces(tokenizer, [i])[0] for i in ids]
 
 
-View = Callable[[Subject, Block], Mapping[str, Any]]
+View = Callable[[Subject, ArrayBlock], Mapping[str, Any]]
 
 
-def answers(subject: Subject, block: Block) -> Mapping[str, Any]:
+def answers(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
     """Outputs for the answer: all logits, and the names of the most probable classes; or the values of other heads."""
     output = subject.output
     if not subject.classes:
@@ -122,7 +125,7 @@ def answers(subject: Subject, block: Block) -> Mapping[str, Any]:
     }
 
 
-def attention(subject: Subject, block: Block) -> Mapping[str, Any]:
+def attention(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
     """Attention weights of all heads."""
     read = subject.read
     maps = attention_maps(subject.run.model, read.signal, read.source)
@@ -131,7 +134,7 @@ def attention(subject: Subject, block: Block) -> Mapping[str, Any]:
     return {"maps": [{**_place(each), "weights": block.add_shares(_row(each.weights, read.row))} for each in maps]}
 
 
-def influence(subject: Subject, block: Block) -> Mapping[str, Any]:
+def influence(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
     """Norm of the Jacobian block of each branch that mixes positions, as one matrix a branch."""
     read = subject.read
     maps = influence_maps(subject.run.model, read.signal, read.source)
@@ -143,7 +146,7 @@ def influence(subject: Subject, block: Block) -> Mapping[str, Any]:
     }
 
 
-def lens(subject: Subject, block: Block) -> Mapping[str, Any]:
+def lens(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
     """Most probable classes at every point of the residual stream."""
     read = subject.read
     seen = logit_lens(subject.run.model, read.signal, 5, read.source)
@@ -152,7 +155,8 @@ def lens(subject: Subject, block: Block) -> Mapping[str, Any]:
         raise UserError("the outputs of this model are no classes, so the logit lens names none")
     count = 1 if seen.ids.shape[2] == 1 else len(read.sides["model"].labels)
     ids = seen.ids[:, read.row, :count].tolist()
-    names = dict(zip(found := sorted({i for p in ids for n in p for i in n}), subject.name_classes(found), strict=True))
+    classes = sorted({i for point in ids for place in point for i in place})
+    names = dict(zip(classes, subject.name_classes(classes), strict=True))
     return {
         "points": points,
         "names": [[[names[i] for i in place] for place in point] for point in ids],
@@ -164,22 +168,22 @@ def lens(subject: Subject, block: Block) -> Mapping[str, Any]:
     }
 
 
-def attribution(subject: Subject, block: Block) -> Mapping[str, Any]:
+def attribution(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
     """Parts of the logit of the answer: embedding, each head, what else each branch adds."""
     if not subject.classes:
         raise UserError("the outputs of this model are no logits of classes; parts of a logit are not defined")
     read = subject.read
-    found = logit_attribution(subject.run.model, read.signal, [subject.target], subject.position, read.source)
-    values = found.values[:, read.row, 0].tolist()
+    terms = logit_attribution(subject.run.model, read.signal, [subject.target], subject.position, read.source)
+    values = terms.values[:, read.row, 0].tolist()
     parts = [
         {"path": part.path, "layer": part.layer, "part": part.part, "head": part.head, "value": value}
-        for part, value in zip(found.parts, values, strict=True)
+        for part, value in zip(terms.parts, values, strict=True)
         if value
     ]
-    return {"parts": parts, "logit": float(found.logits[read.row, 0]), "error": found.error, "capped": found.capped}
+    return {"parts": parts, "logit": float(terms.logits[read.row, 0]), "error": terms.error, "capped": terms.capped}
 
 
-def roles(subject: Subject, block: Block) -> Mapping[str, Any]:
+def roles(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
     """Scores of the role of each head, on repeated random tokens, and the rise of the loss without the highest ones."""
     model, tokenizer = subject.run.model, subject.run.vocabulary.tokenizer
     marks = [] if tokenizer.absent else [i for i in range(tokenizer.vocab_size) if _delimits(pieces(tokenizer, [i])[0])]
@@ -205,10 +209,12 @@ def roles(subject: Subject, block: Block) -> Mapping[str, Any]:
     }
 
 
-def words(subject: Subject, block: Block) -> Mapping[str, Any]:
+def words(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
     """Importance of each position for the answer by four measures."""
-    read = subject.read
-    over = importance(subject.run.model, read.signal, subject.target, subject.position, "zero", read.source, _STEPS)
+    read, model = subject.read, subject.run.model
+    large = subject.run.num_parameters * len(read.sides["model"].labels) > _LARGE
+    steps = _STEPS_OF_LARGE if large else _STEPS
+    over = importance(model, read.signal, subject.target, subject.position, "zero", read.source, steps)
     measures = {"ablation": over.ablation, "integrated gradients": over.gradients.values}
     paths = {"rollout": over.rollout, "flow": over.flow}
     measures |= {name: values for name, values in paths.items() if values is not None}
@@ -223,7 +229,7 @@ def words(subject: Subject, block: Block) -> Mapping[str, Any]:
     }
 
 
-def hidden(subject: Subject, block: Block) -> Mapping[str, Any]:
+def hidden(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
     """Cosines between the hidden states of positions at each point, and between points."""
     read = subject.read
     seen = hidden_similarity(subject.run.model, read.signal, read.source)

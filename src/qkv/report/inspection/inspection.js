@@ -6,6 +6,7 @@
   const served = data.row !== null;
   const dark = matchMedia("(prefers-color-scheme: dark)");
   let state = { view: "answers", group: 0, layer: 0, head: 0, position: 0, temperature: 1, colour: "probability", from: 0, point: 0 };
+  state.position = Math.max(0, (data.views.answers?.data?.position ?? data.sides.model.labels.length - 1));
   let before = null;      // answers of the page before the last change
   const arrays = {};      // name of a view -> its decoded bytes
 

@@ -1,0 +1,51 @@
+"""Runs of every form that a page of an inspection shows, with an input of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tests.serving import models
+
+import qkv
+from qkv.runs.run import Run
+
+DECODERS = ("rope", "gru")
+MIXERS = {
+    "linear attention": ["linear_attention", "feed_forward"],
+    "Mamba-2": ["mamba2", "feed_forward"],
+    "hybrid": ["causal_convolution", "attention", "gated_feed_forward"],
+}
+
+
+def decoder(folder: Path, name: str) -> Run:
+    """Decoder over characters: a stack of ``DECODERS``, or blocks of the branches ``MIXERS``."""
+    if name in DECODERS:
+        return models.text_run(folder, name)
+    model = {"blocks": [{"branches": MIXERS[name]}], "num_layers": 2}
+    return models.run_of(folder, models.characters(), model)
+
+
+def image_run(folder: Path) -> tuple[Run, str]:
+    """Classifier of images of two colours, trained for two steps, and the file of an image."""
+    for label, colour in (("dark", 40), ("light", 220)):
+        for number in range(8):
+            pixels = np.full((12, 12, 3), colour, np.uint8)
+            pixels[number % 12, :, 0] = 255 - colour
+            path = folder / "images" / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(path)
+    run = qkv.train(folder / "images", task="classify", out=folder / "run", overrides=["training.steps=2"])
+    return run, str(folder / "images" / "dark" / "0.png")
+
+
+def every_form(folder: Path) -> dict[str, tuple[Run, dict[str, Any]]]:
+    """Return name -> (run, inputs) of all forms."""
+    forms: dict[str, tuple[Run, dict[str, Any]]] = {
+        name: (decoder(folder / name, name), {"text": "the quick brown fox"}) for name in (*DECODERS, *MIXERS)
+    }
+    forms["translation"] = models.translation_run(folder / "translation"), {"source": "the quick fox"}
+    run, image = image_run(folder)
+    return {**forms, "images": (run, {"image": image})}
