@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from qkv.layers.linear.quantized import QuantizedLinear
 from qkv.lens.inspection.packing import ArrayBlock
@@ -120,7 +120,7 @@ def inspect_run(
 def _head(run: Run, path: str, number: int) -> AblatedHead:
     """Return a head. Raises ``UserError`` for one that the model does not have."""
     branches = list_branches(run.model, lambda b: "head_outputs" in b.points() and hasattr(b.spec, "num_heads"))
-    heads = {str(branch.name): int(branch.spec.num_heads) for _, branch in branches}
+    heads = {str(branch.name): cast("Any", branch.spec).num_heads for _, branch in branches}
     if path not in heads:
         raise UserError(f"ablate: the model has no branch {path!r} with heads; {nearest(path, heads)}")
     if not 0 <= number < heads[path]:
