@@ -15,7 +15,7 @@ import csv
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -207,8 +207,8 @@ FAULTS: dict[str, Fault] = {
 HEALTHY = {"text": Fault("no fault", ()), "table": Fault("no fault", (), table=True)}
 
 
-def recipe_of(fault: Fault, seed: int, folder: Path, steps: int) -> Recipe:
-    """Write the data of a run and return its recipe."""
+def recipe_of(fault: Fault, seed: int, folder: Path, steps: int, changes: Sequence[str] = ()) -> Recipe:
+    """Write the data of a run and return its recipe, with ``changes`` before those of the fault."""
     draw = random.Random(seed)
     common: dict[str, Any] = {
         "steps": steps,
@@ -242,7 +242,7 @@ def recipe_of(fault: Fault, seed: int, folder: Path, steps: int) -> Recipe:
             "head": "classification",
         }
     recipe = Recipe.parse({**plain, "model": model, "training": common})
-    return override(recipe, list(fault.overrides))
+    return override(recipe, [*changes, *fault.overrides])
 
 
 @contextmanager
@@ -301,7 +301,7 @@ def results(given: argparse.Namespace) -> Iterator[tuple[str, Fault | None, int,
         for seed in SEEDS[: given.seeds]:
             with tempfile.TemporaryDirectory() as place:
                 fault, folder = faults[name], Path(place)
-                recipe = recipe_of(fault, seed, folder, given.steps)
+                recipe = recipe_of(fault, seed, folder, given.steps, given.change)
                 yield name, fault if fault.checks else None, seed, outcome_of(recipe, folder / "run", fault)
     for name in given.recipes:
         with tempfile.TemporaryDirectory() as place:
@@ -358,7 +358,7 @@ def main() -> None:
         warnings = ", ".join(outcome.warnings) or "no warning"
         print(f"{name}, seed {seed}: {warnings}  ({outcome.seconds[0]:.1f} s)", flush=True)
         if given.verbose:
-            print(*(f"    {check}: {sentence}" for check, sentence in outcome.warnings.items()), sep="\n")
+            print("".join(f"    {check}: {sentence}\n" for check, sentence in outcome.warnings.items()), end="")
     tally = Tally()
     rows = [tally.row(name, fault, outcomes) for name, (fault, outcomes) in runs.items()]
     columns = ["run", "fault", "checks", "found", "false warnings"]
@@ -379,6 +379,7 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--recipes", nargs="*", default=list(GOOD), metavar="RECIPE", help="good recipes")
     options.add_argument("--seeds", type=int, default=len(SEEDS))
     options.add_argument("--steps", type=int, default=200)
+    options.add_argument("--change", nargs="*", default=[], metavar="PATH=VALUE", help="changes of the small runs")
     options.add_argument("--verbose", action="store_true", help="also print the sentences")
     options.add_argument("--write", type=Path, help="Markdown file whose table is replaced")
     given = options.parse_args()
