@@ -180,8 +180,9 @@ def check_forecast(e: Evidence) -> Verdict | None:
     if expected is None:
         return None
     sentence = (
-        f"after {expected.read:,} of {planned:,} steps, a loss of {expected.loss:.4g} was expected at the end, "
-        f"with {100 * COVERAGE:g} % probability from {expected.low:.4g} to {expected.high:.4g}"
+        f"if the power law of the first {expected.read:,} steps holds, the loss after {planned:,} steps is "
+        f"{expected.loss:.4g} ({100 * COVERAGE:g} % interval of the fit {expected.low:.4g} to {expected.high:.4g}; "
+        "jumps that come later are not in it)"
     )
     if e.steps >= planned:
         sentence += f"; it is {statistics.fmean(_last(losses, 20)):.4g}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 COVERAGE = 0.9
-"""Probability that an interval covers the final loss."""
+"""Probability with which an interval covers the final loss if the law holds."""
 PART = 0.1
 """Share of a run after which its final loss is forecast."""
 _FEWEST = 20
@@ -20,8 +20,8 @@ _EXPONENTS = np.linspace(0.05, 1.5, 30)
 
 @dataclass(frozen=True)
 class ExpectedLoss:
-    """Loss expected after ``steps`` steps from those of the first ``read`` steps, and the interval that covers it with
-    probability ``COVERAGE``.
+    """Loss expected after ``steps`` steps from those of the first ``read`` steps, and the interval of the fit, which
+    covers it with probability ``COVERAGE`` if the law holds.
     """
 
     read: int
@@ -37,7 +37,8 @@ def forecast(losses: Sequence[float], steps: int) -> ExpectedLoss | None:
     The law L(s) = E + A s^-b (Hestness et al. 2017) is fitted to means of the losses over ranges of steps of equal
     ratio, for each of several exponents b, with A ≥ 0 and 0 ≤ E ≤ the least mean. The forecasts of the exponents are
     weighted by their likelihood under the residuals of the best one, and the interval is enlarged by these residuals.
-    Other sources of error, such as a falling learning rate, are not in the law: a forecast is no promise.
+    A falling learning rate and jumps that come later, as when a model finds a pattern, are not in the law: a forecast
+    is what the first part of the run says, and no promise.
     """
     values = np.asarray([loss for loss in losses if np.isfinite(loss)], float)
     if len(values) < _FEWEST or steps <= len(values):
@@ -52,7 +53,9 @@ def forecast(losses: Sequence[float], steps: int) -> ExpectedLoss | None:
     noise = float(np.sqrt(variance / counts.mean()))
     low, middle, high = _quantiles(finals, weights)
     margin = 1.645 * noise
-    return ExpectedLoss(len(values), steps, middle, min(low, middle) - margin, max(high, middle) + margin)
+    least = 0.0 if values.min() >= 0 else -np.inf  # only densities have negative losses
+    low, high = max(least, min(low, middle) - margin), max(high, middle) + margin
+    return ExpectedLoss(len(values), steps, middle, low, high)
 
 
 def _binned(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
