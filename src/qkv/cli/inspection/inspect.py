@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,7 +74,9 @@ def inspect_command(
         _serve(inspection, port, no_browser)
         return
     for name in names:
-        typer.echo(f"{name}: {inspection.view(name).get('refused', 'done')}", err=True)
+        began = time.perf_counter()
+        refused = inspection.view(name).get("refused")
+        typer.echo(f"{name}: {refused or f'{time.perf_counter() - began:.1f} s'}", err=True)
     inspection.save(page, names)
     typer.echo(f"page: {page}")
 
