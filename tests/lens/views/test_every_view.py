@@ -82,8 +82,7 @@ def test_influence_of_causal_branches_is_on_later_positions(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_last_vectors_give_the_output(seed: int) -> None:
-    model, *read = drawn(seed)
-    stream, refusal = answer(read_stream, model, *read)
-    assert stream or "reads a row in segments" in refusal
-    if stream and stream.vectors and model.depth_average is None:
-        torch.testing.assert_close(stream.read(stream.vectors[-1]), stream.output)
+    model, signal, source = drawn(seed)
+    stream = read_stream(model, signal, source)
+    last = stream.read(stream.vectors[-1]) if stream.vectors and model.depth_average is None else stream.output
+    torch.testing.assert_close(last, stream.output)

@@ -21,7 +21,7 @@ from qkv.spec.masks import Causal, Full, Prefix
 from qkv.spec.model import Block, Encoder, Text
 from qkv.spec.models.blocks import DepthAverage
 from qkv.spec.models.cross import CrossAttention
-from qkv.spec.models.segmentation import RecurrentMemory
+from qkv.spec.models.segmentation import Megabyte, RecurrentMemory
 from qkv.spec.parts import NoNorm, Reversible
 from qkv.system.errors import UserError
 
@@ -42,6 +42,8 @@ FORMS: dict[str, Any] = {
     "rounds": model(num_layers=2, rounds=2),
     "reversible": model(Block(branches=BOTH, residual=Reversible()), num_layers=2, head=LanguageModelHead(tied=False)),
     "classifier": model(num_layers=2, head=ClassificationHead(num_classes=3)),
+    "segments": model(num_layers=2, segmentation=RecurrentMemory(segment=4, num_memory=2)),
+    "patches": model(num_layers=2, segmentation=Megabyte(size=4)),
     "labels": model(num_layers=2, head=LabelsHead(num_classes=3)),
 }
 
@@ -156,9 +158,3 @@ def test_what_has_no_meaning_is_refused(form: str, options: dict[str, Any], sent
     m, inputs = made(form)
     with pytest.raises(UserError, match=sentence):
         logit_lens(m, **inputs, **options)
-
-
-def test_segments_are_refused() -> None:
-    m = build(model(context_length=32, segmentation=RecurrentMemory(segment=4, num_memory=2)))
-    with pytest.raises(UserError, match="reads a row in segments"):
-        logit_lens(m, ids())

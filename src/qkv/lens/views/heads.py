@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qkv.layers.context import Context
+from qkv.layers.linear.quantized import QuantizedLinear
 from qkv.layers.norms import Norm
 from qkv.layers.tap import Location
 from qkv.lens.record import Replacement
@@ -17,6 +18,8 @@ from qkv.models.transformer import Transformer
 
 _TOLERANCE = 1e-3
 """Largest difference of the sum of all heads from the output, relative to the largest output."""
+_ROUNDING = 0.05
+"""The same with an output projection in 8 or 4 bits, which rounds what it reads."""
 
 
 def list_slots(model: Transformer) -> list[Slot]:
@@ -48,7 +51,8 @@ def head_terms(
         return []
     heads, zero = [slot.factor * each for each in maps[:-1]], slot.factor * maps[-1]
     output = output[:, list(places)]
-    if (sum(heads) + zero - output).abs().max() > _TOLERANCE * output.abs().max():
+    bound = _ROUNDING if isinstance(ending, QuantizedLinear) else _TOLERANCE
+    if (sum(heads) + zero - output).abs().max() > bound * output.abs().max():
         return []
     norm = _norm_after(slot)
     if norm is not None:

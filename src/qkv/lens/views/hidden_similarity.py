@@ -41,8 +41,8 @@ def hidden_similarity(
     x_p,s · x_p,t / (|x_p,s| |x_p,t|) over positions (Ethayarajh 2019), and x_p,t · x_q,t / (|x_p,t| |x_q,t|) over
     points.
 
-    source: input of the encoder. Raises ``UserError`` for a model that reads a row in segments, and for the stack
-    "encoder" of a model without one.
+    source: input of the encoder. Raises ``UserError`` for a stack without blocks, and for the stack "encoder" of a
+    model without one.
     """
     signal = Signal.of(signal)
     points, vectors = stream_vectors(model, signal, source, stack)

@@ -64,7 +64,7 @@ def logit_lens(
     model's own output follows. positions: those that are read, by default all; only for heads with outputs for each
     position. source: input of the encoder. k: number of classes that are named.
 
-    Raises ``UserError`` for k < 1, a position outside the row, or a model that reads a row in segments.
+    Raises ``UserError`` for k < 1 and for a position outside the row.
     """
     if k < 1:
         raise UserError(f"the logit lens names the k most probable classes; k is {k}, allowed: at least 1")

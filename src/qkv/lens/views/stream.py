@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -56,18 +56,17 @@ def read_stream(
     """Run ``model`` once without dropout; return the residual stream of its own blocks before the first branch and
     after each.
 
-    After a merge, earlier points are left out, because their vectors have another width. points: further points whose
-    values are recorded. Raises ``UserError`` for a model that reads a row in segments, whose stream is not one row of
-    vectors.
+    After a merge, earlier points are left out, because their vectors have another width. Of a model that reads a row in
+    segments, the vectors of the row's positions are joined. points: further points whose values are recorded; none of
+    a model with segments, whose calls are not the row's.
     """
-    _whole_rows(model)
     signal, patterns = Signal.of(signal), _patterns(model, "model")
-    tap = Recorder(*patterns, *points)
+    tap = Recorder(*patterns, *(points if model.segmentation is None else ()))
     with evaluating(model):
         memory = None if source is None else model.encode(source)
         output = model(signal, memory=memory, tap=tap)[0]
         context = _last_context(model, signal)
-    places, vectors = _select(model, tap, patterns)
+        places, vectors = _select(model, tap, patterns, signal)
 
     def read(x: Tensor) -> Tensor:
         with evaluating(model):
@@ -86,25 +85,18 @@ def stream_vectors(
     """Return the points of the residual stream of the model's own blocks or of its encoder, and the vectors (B, N, D)
     there, from one pass without dropout; see ``read_stream``. Raises ``UserError`` also for a stack without blocks.
     """
-    _whole_rows(model)
     patterns = _patterns(model, stack)
     if not patterns:
         raise UserError(f"the stack {stack!r} has no blocks, and so no residual stream")
-    return _select(model, record(model, signal, *patterns, source=source), patterns)
+    tap = record(model, signal, *patterns, source=source)
+    with evaluating(model):
+        return _select(model, tap, patterns, Signal.of(signal))
 
 
 def answer(model: Transformer, x: Tensor, context: Context) -> Tensor:
     """Return the model's output for the vectors x (B, N, D) before its final norm."""
     lengths = context.lengths if model.spec.num_outputs is None else None
     return model.head.of_graph(model.norm(x, context), lengths, context.graph)
-
-
-def _whole_rows(model: Transformer) -> None:
-    if model.segmentation is not None:
-        raise UserError(
-            f"the residual stream of a model that reads a row in segments ({model.segmentation.part.kind!r}) is not "
-            "defined for the whole row; allowed: models without a segmentation"
-        )
 
 
 def _patterns(model: Transformer, stack: Literal["model", "encoder"]) -> list[str]:
@@ -131,17 +123,43 @@ def _last_context(model: Transformer, signal: Signal) -> Context:
 
 
 def _select(
-    model: Transformer, tap: Recorder, patterns: Sequence[str]
+    model: Transformer, tap: Recorder, patterns: Sequence[str], signal: Signal
 ) -> tuple[tuple[StreamPoint, ...], tuple[Tensor, ...]]:
     """Select from the records the input of the last stage and the stream after each of its branches."""
-    points, vectors = list[StreamPoint](), list[Tensor]()
+    values, origin = dict[StreamPoint, list[Tensor]](), None
     for location, value in tap.records.items():
         if not any(matches(pattern, location.path) for pattern in patterns):
             continue
-        place, after = find_place(model, location), location.point == "residual_after"
-        if not after and vectors and vectors[-1].shape != value.shape:  # after a merge
-            points, vectors = [], []
-        if after or not points:
-            points.append(StreamPoint(location.path, *((place.layer, place.part) if after else (-1, "embedding"))))
-            vectors.append(value)
-    return tuple(points), tuple(vectors)
+        place = find_place(model, location)
+        if location.point == "residual_after":
+            point = StreamPoint(location.path, place.layer, place.part)
+        else:
+            if model.spec.merges and values and [*values.values()][-1][0].shape != value.shape:
+                values.clear()
+                origin = None
+            origin = origin or (location.path, place.layer)
+            if origin != (location.path, place.layer):
+                continue
+            point = StreamPoint(location.path, -1, "embedding")
+        values.setdefault(point, []).append(value)
+    return tuple(values), tuple(_whole_rows(model, signal, calls) for calls in values.values())
+
+
+def _whole_rows(model: Transformer, signal: Signal, calls: list[Tensor]) -> Tensor:
+    """Return the vectors (B, N, D) of the positions of whole rows, from those of each segment."""
+    if model.segmentation is None:
+        return calls[0]
+    x, context = model.embed(signal)
+    stack: Any = _Recorded(calls)
+    return model.segmentation(x, context, stack, None)[0]
+
+
+class _Recorded:
+    """Stack whose outputs are recorded: a segmentation joins them as it joins those of the model."""
+
+    def __init__(self, calls: Sequence[Tensor]):
+        self.calls = iter(calls)
+
+    def read(self, x: Tensor, context: Context, state: Any = None) -> tuple[Tensor, Any]:
+        """Return the vectors of the next call, and no state."""
+        return next(self.calls), None
