@@ -108,7 +108,7 @@ def test_ablation_is_the_fall_of_the_logit() -> None:
 
 def test_the_measures_point_to_the_token_that_is_copied() -> None:
     rows = planted_rows()[:, :9]  # the ninth token is the first once more; the second is copied
-    found = importance(planted(), rows, int(rows[0, 1]))
+    found = importance(planted(), rows, int(rows[0, 1]), baseline="zero")
     assert found.ablation[0].argmax() == 1
     assert found.gradients.values[0].argmax() == 1
     assert found.rollout is not None

@@ -55,7 +55,7 @@ def importance(
     signal: Signal | Tensor,
     target: int,
     position: int = -1,
-    baseline: Baseline = "zero",
+    baseline: Baseline = "mean",
     source: Signal | Tensor | None = None,
     most: int = 1024,
 ) -> Importance:
