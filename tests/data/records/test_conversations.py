@@ -331,3 +331,9 @@ def test_data_in_memory_is_read_like_a_file(tmp_path: Path) -> None:
             splits = open_records(Data(source=kept.sources["train"]), CONVERSATION_ROLES).splits
         read = [read_conversation(row).messages for part in splits.values() for row in part]
         assert sorted(each[1]["content"] for each in read) == columns["answer"]
+
+
+@pytest.mark.parametrize("turn", [["q", None], [None, "a"], ["q", 3], ["q", " "], ["q"]])
+def test_a_turn_of_the_history_without_a_text_makes_the_row_unusable(turn: list[object]) -> None:
+    with pytest.raises(Unusable, match="pairs of a question and an answer"):
+        read_conversation({"prompt": "next", "completion": "answer", "history": [["q", "a"], turn]})

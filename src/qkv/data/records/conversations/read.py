@@ -214,10 +214,11 @@ def _history(row: Mapping[str, Any]) -> list[Message]:
         raise Unusable(f"its history is {quoted(turns)}, not a list of turns")
     if turns and isinstance(turns[0], Mapping):
         return read_messages(turns, "history")
-    if not all(isinstance(turn, Sequence) and len(turn) == 2 and not isinstance(turn, str) for turn in turns):
-        raise Unusable("its history is not a list of pairs of a question and an answer")
+    pairs = all(isinstance(turn, Sequence) and len(turn) == 2 and not isinstance(turn, str) for turn in turns)
+    if not pairs or not all(isinstance(text, str) and text.strip() for turn in turns for text in turn):
+        raise Unusable("its history is not a list of pairs of a question and an answer, each a text that is not empty")
     return [
-        {"role": role, "content": str(text)}
+        {"role": role, "content": text}
         for turn in turns
         for role, text in zip(("user", "assistant"), turn, strict=True)
     ]
