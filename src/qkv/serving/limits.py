@@ -24,6 +24,10 @@ COMPILED = 32
 """Number of latest compiled constraints that are cached per model."""
 MAX_RESPONSES, RESPONSE_BYTES = 1000, 64 * 2**20
 """Maximum number of responses whose messages a server keeps, and of bytes of these messages."""
+MAX_POINTS, MAX_EDITS, MAX_VALUES, MAX_INSPECTED = 64, 64, 2**20, 64
+"""Maximum number of names of points and of edits of an inspection, of numbers in its response, and of tokens that it
+generates.
+"""
 UNREAD = 64
 """Maximum number of unread pieces per HTTP request; further pieces are joined to the last, so that no text is lost."""
 
@@ -36,7 +40,7 @@ class Limits:
     length, but at least 2,048. batch: number of texts that are generated at once. queue: number of waiting texts, and
     of waiting calls (embeddings, predictions). memory: bytes of decoding states per model; None for no bound. seconds:
     time for one request from its arrival; None for no limit. read_seconds: time in which a body has to arrive. strict:
-    refuse requests that have parameters without effect.
+    refuse requests that have parameters without effect. inspect: answer requests for values inside the models.
     """
 
     body: int = 8 * 2**20
@@ -47,3 +51,4 @@ class Limits:
     seconds: float | None = None
     read_seconds: float = 60.0
     strict: bool = False
+    inspect: bool = False

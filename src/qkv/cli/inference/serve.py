@@ -85,6 +85,9 @@ class _LimitOptions(NamedTuple):
     strict: Annotated[bool, typer.Option("--strict", help="Refuse requests that have parameters without effect.")] = (
         False
     )
+    inspect: Annotated[
+        bool, typer.Option("--inspect", help="Answer /v1/inspect: values inside the models, and edits of them.")
+    ] = False
 
     def limits(self) -> Limits:
         """Return the limits."""
@@ -96,6 +99,7 @@ class _LimitOptions(NamedTuple):
             self.memory,
             self.timeout,
             strict=self.strict,
+            inspect=self.inspect,
         )
 
 

@@ -29,6 +29,7 @@ from qkv.serving.errors import ApiError, as_api_error
 from qkv.serving.http.answers import NOT_ENFORCED
 from qkv.serving.http.completions import chat, completions
 from qkv.serving.http.embeddings import embeddings
+from qkv.serving.http.inspections import inspections
 from qkv.serving.http.predictions import predictions
 from qkv.serving.http.reranking import rerankings
 from qkv.serving.http.responses import responses
@@ -80,6 +81,7 @@ def app_of(service: Service, access: Access) -> Starlette:
         "/v1/responses": responses,
         "/v1/embeddings": embeddings,
         "/v1/rerank": rerankings,
+        "/v1/inspect": inspections,
         "/predict": predictions,
     }
     gets: dict[str, Endpoint] = {"/": page, "/health": health, "/metrics": metrics, "/v1/models": models}
