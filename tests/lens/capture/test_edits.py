@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.lens.capture.models import IDS, LENGTHS, RAGGED, built
 from tests.ops.present import needs_native
 from torch import Tensor
 
-import qkv
 from qkv.generation.decode.sample import generate
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Recorder, Tap
@@ -20,26 +20,7 @@ from qkv.lens.record import record
 from qkv.models.fast.native_token import decoding_path
 from qkv.models.transformer import Transformer
 from qkv.spec.generation import Generation
-from qkv.spec.model import Model
 from qkv.system.errors import UserError
-
-IDS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8], [7, 7, 1, 2, 0, 0]])
-LENGTHS = torch.tensor([6, 6, 4])
-RAGGED = Signal(IDS, LENGTHS)
-
-
-def built(**more: Any) -> Transformer:
-    torch.manual_seed(1)
-    fields = {
-        "width": 16,
-        "num_layers": 2,
-        "context_length": 16,
-        "frontend": {"kind": "text", "vocab_size": 11},
-        "blocks": [{"branches": ["attention(4, num_kv_heads=2, relative=rope)", "feed_forward(24)"]}],
-        "init_std": 0.5,
-        **more,
-    }
-    return qkv.build(Model.parse(fields)).double().eval()
 
 
 def logits(model: Transformer, tap: Tap | None = None, signal: Signal = RAGGED, **how: Any) -> Tensor:
