@@ -55,7 +55,7 @@ class LayerNorm(ScaledNorm):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         factor = self.factor()
-        if context.tap is not None:
+        if self.offers(context.tap, "scale"):
             divided = self.divided(x - x.mean(-1, keepdim=True), context, self.eps)
             if divided is not None:
                 scaled = divided if factor is None else divided * factor
