@@ -32,9 +32,9 @@ class Ticks:
         monkeypatch.setattr(clock, "seconds", lambda: self.now)
         plain = Trainer.descend
 
-        def descend(trainer: Trainer, step: int) -> Any:
+        def descend(trainer: Trainer, step: int, *accepts: Any) -> Any:
             self.now += self.update
-            return plain(trainer, step)
+            return plain(trainer, step, *accepts)
 
         monkeypatch.setattr(Trainer, "descend", descend)
 
