@@ -75,6 +75,8 @@ PRINTS: dict[str, tuple[str, ...]] = {
         "gradient after",
         "the curves are in",
     ),
+    "particles": ("time at which half of the pairs are one", "theorem", "clusters left"),
+    "subleq": ("random programs", "4 of 4", "exactness by sharpness", "16 of 16"),
     "requests": (
         "left out: transformers",
         "6 requests",

@@ -37,6 +37,12 @@ PRINTS: dict[str, tuple[str, ...]] = {
         "weights of a query without visible keys: [0.0, 0.0, 0.0]",
         "outputs of both queries: [0.0, 1.0]",
     ),
+    "dictionary": (
+        "sharpness 1",
+        "sharpness 16",
+        "values    chat 0.000  chien 1.000  tapis 0.000  lune 0.000",
+        "no such key chat 0.250  chien 0.250  tapis 0.250  lune 0.000",
+    ),
     "your_own_mixer": ("'leaky_mean', 'attention', 'feed_forward'", "step 2: loss", "the same outputs as 33 at once"),
     "your_own_signal": (
         "parameters",

@@ -136,6 +136,7 @@ def test_rooms_have_an_empty_init(source: Source) -> None:
 DOORS = {
     "chat": "qkv.runs.chats.chat.open_model",  # the model of the function, kept for all answers of a chat
     "cost": "qkv.api.models.find_model",  # is called by qkv.cost too; the command measures the machine in between
+    "explain": "qkv.cli.shared.why_words.tell_why",  # calls qkv.explain, after the equations of the forward pass
     "load": "qkv.interop.load.load_published",  # the command shows what a checkpoint contains
 }
 """Command -> what it calls in place of the public function of its name."""

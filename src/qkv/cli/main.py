@@ -63,6 +63,8 @@ ROOMS = {
         "schema": "Print the JSON schema of recipes for editors.",
     },
     "theory": {
+        "explain": "Walk through a forward pass: every equation with its own numbers.",
+        "particles": "Simulate tokens as particles that attract each other, beside a model's hidden states.",
         "subleq": "Run a program on a looped Transformer whose weights are set by hand.",
     },
 }
