@@ -114,6 +114,12 @@ def test_mask_tokens_are_dropped_out_and_the_others_make_up_for_them() -> None:
     assert not alone.any()
 
 
+def test_a_row_of_mask_tokens_alone_is_finite_at_its_padding() -> None:
+    frontend = built(Text(vocab_size=7, positions=NoPositions(), mask_token=2)).to(torch.float64)
+    signal = Signal(torch.tensor([[4, 1, 3], [2, 0, 0]]), lengths=torch.tensor([3, 1]))
+    assert frontend.embed(signal)[0].isfinite().all()
+
+
 def test_a_model_whose_mask_tokens_are_dropped_out_does_not_decode() -> None:
     model = Model(frontend=Text(vocab_size=7, mask_token=2))
     assert not model.causal

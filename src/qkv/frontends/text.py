@@ -102,10 +102,10 @@ class TextFrontend(PlacedFrontend):
 
     @staticmethod
     def _token_factors(masked: Tensor, valid: Tensor | None) -> Tensor:
-        """Compute factors (B, N) of token vectors: 0 at ``masked`` tokens, else 0.88 / (1 - their share in the row)."""
+        """Compute factors (B, N) of token vectors: 0 at ``masked`` tokens and padding, else 0.88 / (1 - their share)."""
         real = torch.ones_like(masked) if valid is None else valid
         share = (masked & real).sum(1, keepdim=True) / real.sum(1, keepdim=True)
-        return ((1 - MASKED_SHARE) / (1 - share)).masked_fill(masked, 0.0)
+        return ((1 - MASKED_SHARE) / (1 - share)).masked_fill(masked | ~real, 0.0)
 
     def _check(self, types: Tensor, x: Tensor) -> None:
         """Raise ``UserError`` if the model reads no token types, or if their shape does not match the tokens."""

@@ -214,7 +214,7 @@ def words(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
     read, model = subject.read, subject.run.model
     large = subject.run.num_parameters * len(read.sides["model"].labels) > _LARGE
     steps = _STEPS_OF_LARGE if large else _STEPS
-    over = importance(model, read.signal, subject.target, subject.position, "zero", read.source, steps)
+    over = importance(model, read.signal, subject.target, subject.position, "mean", read.source, steps)
     measures = {"ablation": over.ablation, "integrated gradients": over.gradients.values}
     paths = {"rollout": over.rollout, "flow": over.flow}
     measures |= {name: values for name, values in paths.items() if values is not None}
