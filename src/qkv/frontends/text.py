@@ -102,7 +102,9 @@ class TextFrontend(PlacedFrontend):
 
     @staticmethod
     def _token_factors(masked: Tensor, valid: Tensor | None) -> Tensor:
-        """Compute factors (B, N) of token vectors: 0 at ``masked`` tokens and padding, else 0.88 / (1 - their share)."""
+        """Compute factors (B, N) of token vectors: 0 at ``masked`` tokens and at padding, else
+        0.88 / (1 - their share).
+        """
         real = torch.ones_like(masked) if valid is None else valid
         share = (masked & real).sum(1, keepdim=True) / real.sum(1, keepdim=True)
         return ((1 - MASKED_SHARE) / (1 - share)).masked_fill(masked | ~real, 0.0)
