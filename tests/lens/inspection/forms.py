@@ -12,7 +12,7 @@ from tests.serving import models
 import qkv
 from qkv.runs.run import Run
 
-DECODERS = ("rope", "gru")
+DECODERS = ("learned", "rope", "gru")
 MIXERS = {
     "linear attention": ["linear_attention", "feed_forward"],
     "Mamba-2": ["mamba2", "feed_forward"],
@@ -41,11 +41,19 @@ def image_run(folder: Path) -> tuple[Run, str]:
     return run, str(folder / "images" / "dark" / "0.png")
 
 
+def masked_run(folder: Path) -> Run:
+    """Encoder that fills in masked tokens."""
+    model = {"blocks": [{"branches": ["attention(mask=full)", "feed_forward"], "order": "post"}], "num_layers": 2}
+    tokenizer = models.byte_pairs("mask", "cls", "sep")
+    return models.run_of(folder, tokenizer, {**model, "learned": True}, task="masked_tokens")
+
+
 def every_form(folder: Path) -> dict[str, tuple[Run, dict[str, Any]]]:
     """Return name -> (run, inputs) of all forms."""
     forms: dict[str, tuple[Run, dict[str, Any]]] = {
         name: (decoder(folder / name, name), {"text": "the quick brown fox"}) for name in (*DECODERS, *MIXERS)
     }
     forms["translation"] = models.translation_run(folder / "translation"), {"source": "the quick fox"}
+    forms["masked"] = masked_run(folder / "masked"), {"text": "the quick <mask> fox"}
     run, image = image_run(folder)
     return {**forms, "images": (run, {"image": image})}
