@@ -16,7 +16,7 @@ from tests.cli.conftest import RECIPE, TEXT, Call
 
 from qkv.spec.files.yaml_io import read_recipe
 
-FILES = {"metrics.jsonl", "model.safetensors", "report.html", "resume", "spec.yaml", "tokenizer.json"}
+FILES = {"health.jsonl", "metrics.jsonl", "model.safetensors", "report.html", "resume", "spec.yaml", "tokenizer.json"}
 
 
 @pytest.fixture

@@ -41,6 +41,8 @@ SHORT = (
     "model.num_layers=1",
     "training.minutes=null",
 )
+ALARM = 3
+"""Exit code of qkv health if something is wrong with the run."""
 LINES: dict[str, tuple[str, ...]] = {
     "train": ("tiny.yaml", "--out", "out"),
     "train classify": (
@@ -83,6 +85,10 @@ LINES: dict[str, tuple[str, ...]] = {
     "rerank": ("lm", "the fox", "a dog", "text"),
     "rerank published": ("hf", "the fox", "--data", "text.txt"),
     "health": ("lm", "--no-page"),
+    "inspect": ("lm", "the fox", "--views", "answers,attention", "--out", "out.html"),
+    "explain": ("lm", "the fox", "--out", "out.html"),
+    "subleq": ("add", "--input", "x=3", "--bits", "6", "--out", "out.html"),
+    "particles": ("--count", "4", "--time", "1", "--out", "out.html"),
     "show": ("chats.jsonl", "--from", "lm", "--chat-template", "chat.jinja", "--out", "out.html"),
     "cost": ("tiny.yaml",),
     "why": ("tiny.yaml",),
@@ -260,7 +266,7 @@ def wrong(answer: Answer, before: dict[str, bytes], after: dict[str, bytes]) -> 
     last = answer.err.strip().splitlines()[-1:] or [""]
     if answer.code is None:
         return "it does not end"
-    if answer.code not in (0, 2):
+    if answer.code not in (0, 2, ALARM):
         return f"code {answer.code}"
     if answer.code == 2 and not last[0].startswith("qkv: "):
         return "no sentence"

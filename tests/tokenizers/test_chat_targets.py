@@ -253,3 +253,12 @@ def test_the_ids_before_each_answer_are_those_of_its_prompt(
     starts = {(each.ids[:begin], begin) for each in texts for wanted, begin, _ in pieces(each) if wanted}
     assert starts >= {(tuple(ids), len(ids)) for ids in begins}
     assert all(each.targets[-1] and not each.targets[0] for each in texts)
+
+
+def test_a_template_that_leaves_out_tool_calls_is_refused() -> None:
+    """Else the answer would be its end alone, and the model would learn to say nothing."""
+    template = template_of("chatml")
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
+    messages = [{"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    with pytest.raises(UserError, match="calls the tool 'weather', but the chat template does not write tool calls"):
+        encode_chat(template, messages, tools=TOOLS)

@@ -543,7 +543,8 @@ def inspect(
     from qkv.lens.inspection.reading import collect_inputs
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
-    return inspect_run(loaded, collect_inputs(loaded, text, inputs, row), answer, tuple(ablate), position)
+    heads = (ablate,) if isinstance(ablate, str) else tuple(ablate)
+    return inspect_run(loaded, collect_inputs(loaded, text, inputs, row), answer, heads, position)
 
 
 @with_usual_settings
@@ -647,6 +648,11 @@ def show(
     """
     from qkv.runs.chats.show import show_chats
 
+    wrong = next((name for name, column in columns.items() if not isinstance(column, str)), None)
+    if wrong is not None:
+        raise UserError(
+            f"{wrong}: {columns[wrong]!r} given, but the name of a column is a text; rows to show are 'rows'"
+        )
     settings: dict[str, Any] = {"rows": rows, "learn": learn, "length": length, "chat_template": chat_template}
     if not is_given(data):
         return show_chats(str(data), str(start), columns=columns, **settings)

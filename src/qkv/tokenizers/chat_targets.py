@@ -122,6 +122,7 @@ def find_answer(
     opening = template.marked_text(prompt, **variables)
     whole = template.marked_text([*prompt, *answer], **variables, add_generation_prompt=False)
     begin = _begin_of_answer(opening, whole)
+    _check_calls(answer, whole[begin:])
     text = _through_end(template, whole[begin:], end_ids, **variables)
     spans = template.generation_spans([*prompt, *answer], **variables)
     prompt_ids = template.encode_marked(opening)
@@ -132,6 +133,18 @@ def find_answer(
         (ids, places), shift = template.encode_places(text), begin
     targets = _within([(first + shift, last + shift) for first, last in places], spans, begin)
     return EncodedAnswer(prompt_ids, ids, targets)
+
+
+def _check_calls(answer: Sequence[dict[str, Any]], text: str) -> None:
+    """Raise ``UserError`` if an answer calls a tool, and the template does not write the name of the tool."""
+    calls = [call for message in answer for call in message.get("tool_calls") or ()]
+    names = [str((call.get("function") or call).get("name")) for call in calls]
+    absent = next((name for name in names if name not in text), None)
+    if absent is not None:
+        raise UserError(
+            f"an answer calls the tool {absent!r}, but the chat template does not write tool calls, so nothing of the "
+            "call would be learned; give a template that writes them (--chat-template), or leave the row out"
+        )
 
 
 def _begin_of_answer(opening: str, whole: str) -> int:

@@ -126,6 +126,10 @@ def test_narrow_weights_are_computed_in_fp32(run: Run, tmp_path: Path) -> None:
         ({"text": "fox", "ablate": [("blocks.9.branches.0", 0)]}, "no branch 'blocks.9.branches.0' with heads"),
         ({"text": "fox", "ablate": [("blocks.0.branches.0", 4)]}, "the heads 0 to 3"),
         ({"text": "fox", "position": 3}, "has 3 positions"),
+        ({"text": "fox", "position": "x"}, "'x' given"),
+        ({"text": "fox", "ablate": ["blocks.0.branches.0:0"]}, "a head is a pair"),
+        ({"text": "fox", "ablate": "blocks.0.branches.0:0"}, "a head is a pair"),
+        ({"text": "fox " * 30}, "the model reads 64; give a shorter one"),
         ({"text": "fox", "answer": "dog"}, "an answer is only read by"),
     ],
 )

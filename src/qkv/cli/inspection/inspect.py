@@ -85,6 +85,8 @@ def _views(text: str | None) -> list[str]:
     from qkv.lens.inspection.views import VIEWS
 
     names = list(VIEWS) if text is None else [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UserError(f"--views: no view given; allowed: {', '.join(VIEWS)}")
     for name in names:
         if name not in VIEWS:
             raise UserError(f"--views: {name!r} given; {nearest(name, VIEWS)}")

@@ -114,6 +114,8 @@ def examine(folder: Path) -> tuple[list[Verdict], list[str]]:
     """
     evidence, notes = gather(folder)
     verdicts = [*_failure(folder), *judge(evidence)]
+    if not verdicts:
+        raise UserError(f"{folder} holds no record of a training; qkv health examines runs that qkv train has written")
     return sorted(verdicts, key=lambda verdict: ORDER.index(verdict.severity)), notes
 
 

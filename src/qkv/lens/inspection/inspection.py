@@ -107,18 +107,23 @@ def inspect_run(
     if any(isinstance(module, QuantizedLinear) for module in run.model.modules()):
         # Products with narrow weights round the activations too, which gradients and sums of parts do not survive.
         run = replace(run, model=widened(copy.deepcopy(run.model)))
+    heads = tuple(_head(run, each) for each in ablated)
     read = read_row(run, row) if isinstance(row, int) else read_input(run, row, answer)
-    count = len(read.sides["model"].labels)
+    count, limit = len(read.sides["model"].labels), run.recipe.model.context_length
+    if count > limit:
+        raise UserError(f"the input has {count:,} positions, and the model reads {limit:,}; give a shorter one")
     if position is not None:
-        if not -count <= position < count:
-            raise UserError(f"position: {position} given, but the input has {count:,} positions, counted from 0")
+        if not isinstance(position, int) or not -count <= position < count:
+            raise UserError(f"position: {position!r} given, but the input has {count:,} positions, counted from 0")
         read = replace(read, position=position)
-    heads = tuple(_head(run, path, number) for path, number in ablated)
     return Inspection(Subject(run, read, heads), _title(run, row), row, answer)
 
 
-def _head(run: Run, path: str, number: int) -> AblatedHead:
+def _head(run: Run, head: Any) -> AblatedHead:
     """Return a head. Raises ``UserError`` for one that the model does not have."""
+    if not isinstance(head, (tuple, list)) or len(head) != 2 or not isinstance(head[1], int):
+        raise UserError(f'ablate: {head!r} given, but a head is a pair such as ("blocks.0.branches.0", 3)')
+    path, number = head
     branches = list_branches(run.model, lambda b: "head_outputs" in b.points() and hasattr(b.spec, "num_heads"))
     heads = {str(branch.name): cast("Any", branch.spec).num_heads for _, branch in branches}
     if path not in heads:

@@ -53,6 +53,10 @@ def collect_inputs(run: Run, first: Any, further: Mapping[str, Any], row: int | 
             raise UserError("an input and a row are given; give one of them")
         return row
     task, names = task_of(run), name_inputs(run)
+    if not task.asks and not run.vocabulary.has_text:
+        raise UserError(
+            f"an input of the task {run.recipe.task.kind!r} cannot be given; look at a row of its data instead: row 0"
+        )
     inputs = {**({} if first is None else {names[0]: first}), **further}
     wrong = [name for name in inputs if name not in (*names, *task.may_ask)]
     missing = [name for name in names if name not in inputs]
@@ -79,7 +83,7 @@ def read_input(run: Run, row: Mapping[str, Any], answer: str | None = None) -> R
     if run.vocabulary.has_text and "text" in row:
         return _text(run, str(row["text"]))
     raise UserError(
-        f"an input of the task {run.recipe.task.kind!r} cannot be given here; look at a row of its data instead: row=0"
+        f"an input of the task {run.recipe.task.kind!r} cannot be given; look at a row of its data instead: row 0"
     )
 
 
