@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from tests.tasks.tables import recipe_for
 
-from qkv.cli.shared.advice import advice
+from qkv.cli.shared.advice import advice, write_option
 from qkv.runs.run import Run
 from qkv.spec.recipe import Recipe
+from qkv.spec.recipes.preference_tasks import Preference
 
 
 def run_of(recipe: Recipe, best: int, steps: int = 30, loss: float = 0.3) -> Run:
@@ -77,3 +78,9 @@ def test_a_fine_tuned_run_needs_rows() -> None:
 def test_other_runs_get_none() -> None:
     assert advice(run_of(Recipe.parse({"data": {"source": "a.txt"}, "model": {}}), 20)) == ""
     assert advice(run_of(recipe_for("classification"), 0, steps=0)) == ""
+
+
+def test_a_part_is_written_as_an_option_reads_it() -> None:
+    spec = Preference.parse({"loss": {"kind": "kto", "beta": 0.2}})
+    text = write_option(spec.to_dict()["loss"])
+    assert Preference.parse({"loss": text}) == spec

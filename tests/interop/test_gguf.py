@@ -306,6 +306,7 @@ def test_export_writes_a_file_that_generates_the_same_words(
     assert qkv.generate("hf", "the quick", max_new_tokens=12) == wanted
     before = Path("run.gguf").read_bytes()
     for words, said in (
+        (["chat", "none.gguf", "hi"], "there is no file 'none.gguf'"),
         (["export", "run", "--format", "gguf"], "run.gguf exists"),
         (["export", "run", "--format", "gguf", "--out", "b.gguf", "--dtype", "q5"], "there is no precision 'q5'"),
         (["export", "run", "--format", "gguf", "--out", "no/b.gguf"], "there is no folder 'no'"),

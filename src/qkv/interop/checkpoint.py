@@ -154,6 +154,8 @@ def find_folder(source: str | Path, revision: str | None = None, pickles: bool =
         return _only(gguf_files(folder), folder) if gguf_files(folder) else folder
     if folder.exists():
         raise UserError(f"{folder} is a file; name the folder that contains it, or a published model")
+    if folder.suffix.lower() == ".gguf":
+        raise UserError(f"there is no file {str(source)!r}")
     if not may_be_name(str(source)):
         raise UserError(
             f"there is no folder {str(source)!r}, and it does not look like a published name ('gpt2', 'owner/name')"

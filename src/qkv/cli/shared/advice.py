@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from qkv.cli.shared.verbs import VERBS
 
@@ -90,4 +90,15 @@ def _options(recipe: Recipe, verb: str) -> str:
     fields = recipe.to_dict()
     settings = {name: reduce(getitem, path.split("."), fields) for name, path in VERBS[verb].settings.items()}
     options = {**files, **columns, **settings}
-    return "".join(f" --{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None)
+    return "".join(
+        f" --{name} {shlex.quote(write_option(value))}" for name, value in options.items() if value is not None
+    )
+
+
+def write_option(value: Any) -> str:
+    """Write a value as an option: a part by its kind and fields, such as kto(beta=0.1)."""
+    if not isinstance(value, dict):
+        return str(value)
+    part = cast("dict[str, Any]", value)
+    fields = ", ".join(f"{name}={each}" for name, each in part.items() if name != "kind")
+    return f"{part['kind']}({fields})" if fields else str(part["kind"])

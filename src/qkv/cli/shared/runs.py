@@ -46,7 +46,7 @@ def run_or_published(path: Path) -> Path:
 
     Raises ``UserError`` for anything else.
     """
-    if is_published(path):
+    if is_published(path) or path.suffix.lower() == ".gguf":  # a missing file is refused when it is read
         return path
     mistyped = nearest(str(path), _runs_in(path.parent)).startswith("did you mean")
     return path if not path.exists() and may_be_name(str(path)) and not mistyped else run_folder(path)
