@@ -543,7 +543,7 @@ def inspect(
     from qkv.lens.inspection.reading import collect_inputs
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
-    heads = (ablate,) if isinstance(ablate, str) else tuple(ablate)
+    heads: tuple[Any, ...] = (ablate,) if isinstance(ablate, str) else tuple(ablate)
     return inspect_run(loaded, collect_inputs(loaded, text, inputs, row), answer, heads, position)
 
 
