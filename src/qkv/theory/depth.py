@@ -1,4 +1,4 @@
-"""Clustering of a model's hidden states over depth: as it is, and without residuals or feed-forward branches."""
+"""Clustering of hidden states over the depth of a model, and of the model without residuals or feed-forward."""
 
 from __future__ import annotations
 

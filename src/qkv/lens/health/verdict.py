@@ -31,7 +31,7 @@ class Verdict:
 
     @property
     def ill(self) -> bool:
-        """True for a warning or an alarm."""
+        """Whether the verdict is a warning or an alarm."""
         return self.severity in ("warning", "alarm")
 
     def plain(self) -> dict[str, Any]:

@@ -122,7 +122,8 @@ def _with_gap(run: Run, text: str) -> ReadInput:
     """Read a text with <mask>, whose first one is the position to explain."""
     tokenizer = run.vocabulary.tokenizer
     mask = tokenizer.special("mask")
-    gapped = read_gaps(text, tokenizer, [0 if mask is None else mask])
+    assert mask is not None, "a task with gaps has a mask token"
+    gapped = read_gaps(text, tokenizer, [mask])
     read = tokenizer.frame.around(gapped.ids)
     types = run.recipe.model.types_read(read.types)
     signal = Signal(torch.tensor([read.ids]), types=torch.tensor([types]) if types else None).to(run.model.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 
 from qkv.layers.context import PositionGrid
 from qkv.layers.signal import Signal
@@ -42,12 +43,11 @@ def side_of(model: Stack, signal: Signal, tokenizer: Tokenizer, picture: str = "
 def _tokens(tokenizer: Tokenizer, ids: list[int]) -> tuple[str, ...]:
     if tokenizer.absent:
         return tuple(str(index) for index in ids)
-    runs, at = list[str](), 0  # negative ids are placeholders of other inputs
-    while at < len(ids):
-        end = next((i for i in range(at, len(ids)) if (ids[i] < 0) != (ids[at] < 0)), len(ids))
-        runs += ["[input]"] * (end - at) if ids[at] < 0 else pieces(tokenizer, ids[at:end])
-        at = end
-    return tuple(runs)
+    labels = list[str]()
+    for placeholder, group in groupby(ids, lambda index: index < 0):  # negative ids stand for other inputs
+        run = list(group)
+        labels += ["[input]"] * len(run) if placeholder else pieces(tokenizer, run)
+    return tuple(labels)
 
 
 def _cells(grid: PositionGrid) -> tuple[str, ...]:

@@ -211,7 +211,9 @@ def _real(read: Signal, weights: Tensor) -> Tensor:
 
 
 def _weight_on(weights: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
-    """Return the mean over ``queries`` (B, N) of the weight on ``keys`` (B or 1, N, N), (H); NaN without queries."""
+    """Return the mean weight of each head (H) on the ``keys`` (B or 1, N, N) of the ``queries`` (B, N), both masks; NaN
+    without queries.
+    """
     total = (weights * (keys if keys.dim() == 2 else keys[:, None])).sum(-1) * queries[:, None]
     return total.sum((0, 2)) / queries.sum()
 

@@ -133,7 +133,7 @@ def _terms(model: Transformer, stream: Stream, place: int) -> tuple[list[Attribu
 
 
 def _logits(model: Transformer, terms: Sequence[Tensor], x: Tensor, ids: list[int]) -> tuple[Tensor, Tensor]:
-    """Return (parts of the logits (C, B, K), with the biases of norm and head as the last one; logits (B, K))."""
+    """Return (part of the logits (C, B, K) of each term, the biases of norm and head last; the logits (B, K))."""
     context = Context(torch.zeros(1, 1, dtype=torch.long, device=x.device), tap=(tap := Recorder("scale")))
     normed = model.norm(x, context)
     linear = linear_part(model.norm, [*terms, x], next(iter(tap.records.values()), None))

@@ -20,10 +20,11 @@ def inspection_page(data: Mapping[str, Any]) -> str:
     """
     script = asset("inspection/inspection.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    server = "'none'" if data["row"] is None else "'self'"
     policy = (
         f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; "
-        f"base-uri 'none'; form-action 'none'; connect-src {'none' if data['row'] is None else 'self'!r}"
-    ).replace("connect-src none", "connect-src 'none'")
+        f"base-uri 'none'; form-action 'none'; connect-src {server}"
+    )
     head = [
         tag("meta", charset="utf-8"),
         tag("meta", http_equiv="Content-Security-Policy", content=policy),
