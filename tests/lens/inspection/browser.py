@@ -1,6 +1,7 @@
 """Check pages of inspections in a headless browser: ``python -m tests.lens.inspection.browser --pictures FOLDER``.
 
-Every view of every form of model is opened 1,280 and 390 pixels wide, light and dark. A page must log no error, ask no
+Every view of every form of model is opened 1,280 and 390 pixels wide, light and dark; those of published folders,
+which ``qkv inspect`` opens, in light. A page must log no error, ask no
 other host, show everything, and answer a change of head within 100 ms. A page that is served computes a changed text,
 and takes a head out. Needs what ``docs/making/browser.py`` needs.
 """
@@ -19,7 +20,10 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "docs"))
 
 from making.browser import CUT, SCHEMES, SIZES, open_browser
 from tests.lens.inspection.forms import every_form
+from tests.lens.inspection.published import every_folder
 
+import qkv
+from qkv.cli.main import main
 from qkv.lens.inspection.inspection import inspect_run
 from qkv.lens.inspection.local_server import LocalServer
 from qkv.lens.inspection.views import VIEWS
@@ -105,20 +109,36 @@ def changes(browser: Any, run: Run, row: Mapping[str, Any]) -> Iterator[str]:
         server.shutdown()
 
 
+def write_pages(folder: Path, forms: Mapping[str, tuple[Run, Mapping[str, Any]]]) -> dict[str, Path]:
+    """Return the files of the pages by name: of the forms, and of published folders, which the command opens."""
+    pages = {name: inspect_run(run, row).save(folder / f"{name}.html") for name, (run, row) in forms.items()}
+    for name, (published, given) in every_folder(folder / "published").items():
+        pages[name] = folder / f"{name}.html"
+        if main(["inspect", str(published), given, "--out", str(pages[name])]):
+            raise RuntimeError(f"qkv inspect {published} failed")
+    return pages
+
+
 def every_problem(browser: Any, folder: Path, pictures: Path | None) -> list[str]:
-    """Problems of the pages of every form."""
+    """Problems of the pages of every form and of every published folder."""
     found, forms = list[str](), every_form(folder)
-    for name, (run, row) in forms.items():
-        page = inspect_run(run, row).save(folder / f"{name}.html")
+    for name, page in write_pages(folder, forms).items():
         start = None if pictures is None else pictures / name.replace(" ", "-")
         for size in SIZES:
-            for scheme in SCHEMES:
+            for scheme in SCHEMES if name in forms else SCHEMES[:1]:
                 told = problems(browser, page.resolve().as_uri(), size, scheme, start)
                 found += [f"{name}, {size}, {scheme}: {problem}" for problem in told]
-    return [*found, *(f"served: {problem}" for problem in changes(browser, *forms["rope"]))]
+    served = {
+        "rope": forms["rope"],
+        "GPT-2": (qkv.load(folder / "published" / "GPT-2"), {"text": "the quick"}),
+        "T5": (qkv.load(folder / "published" / "T5"), {"source": "the quick"}),
+    }
+    for name, (run, row) in served.items():
+        found += [f"{name}, served: {problem}" for problem in changes(browser, run, row)]
+    return found
 
 
-def main() -> int:
+def check() -> int:
     """Print all problems; 1 if there are any."""
     from playwright.sync_api import sync_playwright
 
@@ -134,4 +154,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(check())
