@@ -11,7 +11,17 @@ from tests.cli.chats import CHATML, LOOK, saved
 
 import qkv
 from qkv.generation.decode.sample import generate
+from qkv.runs.chats.chat import open_model
 from qkv.runs.chats.history import HistoryFile, SavedChat, checked_messages, read_chats
+from qkv.runs.chats.session import ChatSession
+from qkv.serving.engine.model import ServedModel
+from qkv.serving.engine.service import Service
+from qkv.serving.errors import ApiError
+from qkv.serving.http.answers import ChoicesLayout
+from qkv.serving.http.completions import asked_to_chat
+from qkv.serving.limits import Limits
+from qkv.serving.requests.chats import ChatBody
+from qkv.spec.base import LARGEST_SEED
 from qkv.spec.generation import Generation
 from qkv.system.errors import UserError
 from qkv.tokenizers.chat_template import find_template
@@ -66,6 +76,36 @@ def test_bad_input_is_one_sentence(folder: Path, arguments: dict[str, Any], sent
 def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no chat template, .*; give one as 'template'"):
         qkv.chat(saved(tmp_path / "run", None), MESSAGES)
+
+
+def test_tools_are_refused_where_the_server_refuses_them(tmp_path: Path) -> None:
+    unknown = CHATML.replace("<tool_call>", "<call of=").replace("{'name': call.function.name, ", "{'which': 1, ")
+    folder = saved(tmp_path / "run", unknown)
+    with pytest.raises(UserError, match="tools: .* writes tool calls in a form that is not supported") as chat:
+        qkv.chat(folder, MESSAGES, tools=[LOOK])
+    with pytest.raises(UserError) as session:
+        ChatSession(open_model(qkv.load(folder))).change_tools([LOOK])
+    model = ServedModel("m", qkv.load(folder), Limits())
+    body = ChatBody.parse({"messages": MESSAGES, "tools": [LOOK]})
+    with pytest.raises(ApiError) as server:
+        asked_to_chat(model, body, Service({"m": model}, Limits()), ChoicesLayout())
+    assert str(chat.value) == str(session.value) == server.value.sentence
+
+
+def test_a_retry_has_another_seed_which_can_be_repeated(folder: Path) -> None:
+    def answers() -> list[Any]:
+        session = ChatSession(open_model(qkv.load(folder)), {"seed": LARGEST_SEED - 1, "max_new_tokens": 8})
+        running = [session.ask("the cat"), session.retry(), session.retry()]
+        seeds = [answer._request.generation.seed for answer in running]
+        assert seeds == [LARGEST_SEED - 1, LARGEST_SEED, 0]
+        for answer in running:
+            list(answer)
+        assert session.ask("the mat")._request.generation.seed == LARGEST_SEED - 1
+        return [answer.message for answer in running]
+
+    first = answers()
+    assert first == answers()
+    assert first[0] != first[1] != first[2]
 
 
 def test_messages_of_clients_become_those_of_templates() -> None:

@@ -219,7 +219,7 @@ def test_a_chat_with_a_template_and_log_probabilities(tmp_path: Path) -> None:
         ({"messages": [{"role": "user", "content": "Ω"}]}, "the tokenizer's vocabulary lacks 'Ω'"),
         ({"top_logprobs": 3}, "top_logprobs: it applies with log-probabilities"),
         ({"tools": [{"type": "function"}]}, "tools: tool 1: function: "),
-        ({"tools": [FUNCTION]}, "tools: the chat template of the model 'rope' does not support tools"),
+        ({"tools": [FUNCTION]}, "tools: the chat template of this model does not support tools"),
         ({"tools": [FUNCTION, FUNCTION]}, "the function 'look' is given twice"),
         ({"tool_choice": "required"}, "tool_choice: it requires a tool call, but there are no tools"),
         ({"tools": [FUNCTION], "tool_choice": NAMED}, "tool_choice: there is no tool 'loo'; did you mean 'look'?"),

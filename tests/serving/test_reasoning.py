@@ -182,7 +182,7 @@ def test_the_calls_of_another_server_are_given_to_a_template_with_short_ids(serv
 
 
 def test_tools_of_a_template_without_them_are_refused(server: Running) -> None:
-    with pytest.raises(BadRequestError, match="the chat template of the model 'gemma' does not support tools"):
+    with pytest.raises(BadRequestError, match="tools: the chat template of this model does not support tools"):
         asked(server, "gemma", tools=TOOLS)
 
 

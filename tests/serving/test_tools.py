@@ -17,10 +17,10 @@ from tests.serving.test_chat import folder_of
 from transformers import PreTrainedTokenizerFast
 
 from qkv.serving.requests.structure import Constraints
-from qkv.serving.requests.tools import calls_of, required_call
+from qkv.serving.requests.tools import required_call
 from qkv.system.errors import UserError
 from qkv.tokenizers.answers.calls import CallForm, ToolCall
-from qkv.tokenizers.answers.form import AnswerForm, answer_form
+from qkv.tokenizers.answers.form import AnswerForm, answer_form, calls_of
 from qkv.tokenizers.answers.forms.json_calls import HERMES, LLAMA
 from qkv.tokenizers.chat_template import find_template
 
@@ -184,7 +184,8 @@ OTHER_FORMS = (
 
 def test_the_form_of_calls_is_the_one_in_which_the_template_renders_a_call(tmp_path: Path) -> None:
     def form(text: str) -> CallForm:
-        return calls_of(answer_form(find_template(folder_of(tmp_path, text, True))))
+        template = find_template(folder_of(tmp_path, text, True))
+        return calls_of(template, answer_form(template))
 
     assert form(MARKED_TEMPLATE) == HERMES
     assert form(BARE_TEMPLATE) == LLAMA

@@ -17,7 +17,7 @@ from qkv.runs.run import Run
 from qkv.spec.generation import Generation
 from qkv.system.errors import UserError
 from qkv.system.torch_settings import usual_settings
-from qkv.tokenizers.answers.form import AnswerForm, answer_form, end_texts
+from qkv.tokenizers.answers.form import AnswerForm, answer_form, calls_of, end_texts
 from qkv.tokenizers.answers.reader import AnswerPart, AnswerReader
 from qkv.tokenizers.chat_template import NO_TEMPLATE, ChatTemplate
 
@@ -64,6 +64,11 @@ class ChatModel:
         """Form of the model's reasoning and tool calls."""
         return answer_form(self.template)
 
+    def check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ``UserError`` for tools whose calls cannot be read from the model's answers, as the server does."""
+        if tools:
+            calls_of(self.template, self.form)
+
     @cached_property
     def defaults(self) -> Generation:
         """Settings of the folder, with the tokens that end an answer."""
@@ -90,8 +95,7 @@ class ChatModel:
 
         Raises ``UserError``, also for messages that the template refuses; ``ContextFull``.
         """
-        if tools and not self.template.reads_tools:
-            raise UserError("tools: the chat template of this model does not support tools")
+        self.check_tools(tools)
         variables: dict[str, Any] = {"tools": list(tools)} if tools else {}
         rows = self.form.to_template(messages)
         text, ids = self.template.text(rows, **variables), self.template.ids(rows, **variables)

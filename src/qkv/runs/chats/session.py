@@ -10,19 +10,23 @@ from typing import Any
 from qkv.runs.chats.history import HistoryFile, Message, SavedChat, read_chats
 from qkv.runs.chats.model import ChatModel, RunningAnswer
 from qkv.runs.chats.settings import checked_settings
+from qkv.spec.base import LARGEST_SEED
 from qkv.system.errors import UserError
 
 
 class ChatSession:
     """Conversation with a model. After each message it is written to its history file, if it has one.
 
-    options: settings that replace those of the model's folder. A message without an answer, which was stopped before
-    its first token, is replaced by the next message.
+    options: settings that replace those of the model's folder. The r-th retry of an answer has the seed of the options
+    + r, so that it differs and can be repeated. A message without an answer, which was stopped before its first token,
+    is replaced by the next message.
     """
 
     def __init__(self, model: ChatModel, options: Mapping[str, Any] | None = None):
         self.model, self.options, self.chat = model, checked_settings(options or {}), SavedChat()
         self.file: HistoryFile | None = None
+        self._retries = 0
+        """Number of retries of the last answer."""
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -45,9 +49,8 @@ class ChatSession:
         self._change([*([{"role": "system", "content": text}] if text else []), *rest])
 
     def change_tools(self, tools: Sequence[dict[str, Any]]) -> None:
-        """Replace the tools that the model may call. Raises ``UserError`` if its template reads none."""
-        if tools and not self.model.template.reads_tools:
-            raise UserError("tools: the chat template of this model does not support tools")
+        """Replace the tools that the model may call. Raises ``UserError`` if it can call none, see ``calls_of``."""
+        self.model.check_tools(tools)
         self.chat.tools = list(tools)
         self.write()
 
@@ -62,6 +65,7 @@ class ChatSession:
 
     def _answer(self, messages: list[Message]) -> RunningAnswer:
         answer = self.model.answer(messages, self.chat.tools, self.options)
+        self._retries = 0
         self._change(messages)
         return answer
 
@@ -69,7 +73,11 @@ class ChatSession:
         """Begin another answer in place of the last one. Raises ``UserError``."""
         if not self._unanswered:
             raise UserError("there is no message to answer yet")
-        return self.model.answer(self._unanswered, self.chat.tools, self.options)
+        seed, retries = self.options.get("seed"), self._retries + 1
+        change = {} if seed is None else {"seed": (seed + retries) % (LARGEST_SEED + 1)}
+        answer = self.model.answer(self._unanswered, self.chat.tools, {**self.options, **change})
+        self._retries = retries
+        return answer
 
     def take(self, answer: RunningAnswer) -> None:
         """Add what was written of an answer, in place of the one before, if there is one."""

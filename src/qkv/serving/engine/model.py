@@ -37,7 +37,7 @@ _SEARCH = ("num_beams", "length_penalty", "num_return", "early_stopping", "seed"
 _END = 64
 """Number of tokens at the end of a prompt in which an answer may begin."""
 _SHORTEST_LIMIT = 2048
-"""Lower bound of the default limit of tokens per text, also for models with a shorter context."""
+"""Lower bound of the default limit of tokens per text, for models without a table of positions."""
 
 
 class ServedModel:
@@ -177,8 +177,14 @@ class ServedModel:
 
     @property
     def most_tokens(self) -> int:
-        """Maximum number of tokens of one text, prompt and new tokens together."""
-        return self.limits.tokens or max(_SHORTEST_LIMIT, self.run.model.spec.context_length)
+        """Maximum number of tokens of one text, prompt and new tokens together.
+
+        Never more than the positions of a model that has a table of them: its context would slide, and silently lose
+        the start of a prompt.
+        """
+        positions = self.run.model.limit
+        usual = self.limits.tokens or max(_SHORTEST_LIMIT, self.run.model.spec.context_length)
+        return usual if positions is None or self.run.model.encoder is not None else min(usual, positions)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the model's entry in ``/v1/models``."""
@@ -325,14 +331,17 @@ class ServedModel:
         The default is the rest of the context after the prompt if ``goes_on``. Otherwise, and if the prompt is longer
         than the context of training, it is the run's ``max_new_tokens``. It never exceeds the limit of tokens.
         """
-        room, usual = self.most_tokens - prompt, self.writing.max_new_tokens
-        reach = self.limits.tokens or min(self.most_tokens, self.run.model.spec.context_length)
+        most, usual = self.most_tokens, self.writing.max_new_tokens
+        room, reach = most - prompt, min(self.limits.tokens or self.run.model.spec.context_length, most)
         if goes_on and reach > prompt:
             usual = reach - prompt
-        if room < (most_new or 0):
-            sentence = f"the prompt has {prompt} tokens, which with {most_new or 0} new ones exceed the limit of"
-            code = "context_length_exceeded"
-            raise ApiError(f"{sentence} {self.most_tokens} tokens; ask for fewer", param="max_tokens", code=code)
+        fewest = 1 if most_new is None else most_new  # an answer without a token would tell nothing
+        if room < fewest:
+            long, limit = f"the prompt has {prompt} tokens, which", f"the limit of {most} tokens"
+            sentence, param = f"{long} leave no room for an answer within {limit}; shorten it", None
+            if prompt < most:
+                sentence, param = f"{long} with {fewest} new ones exceed {limit}; ask for fewer", "max_tokens"
+            raise ApiError(sentence, param=param, code="context_length_exceeded")
         return min(usual, room) if most_new is None else most_new
 
 

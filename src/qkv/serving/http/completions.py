@@ -22,9 +22,9 @@ from qkv.serving.requests.bodies import CompletionBody
 from qkv.serving.requests.chats import ChatBody
 from qkv.serving.requests.effects import tell
 from qkv.serving.requests.structure import Structure
-from qkv.serving.requests.tools import call_or_answer, calls_of, plain_calls, required_call
+from qkv.serving.requests.tools import call_or_answer, plain_calls, required_call
 from qkv.system.errors import UserError
-from qkv.tokenizers.answers.form import AnswerForm
+from qkv.tokenizers.answers.form import NO_TOOLS, AnswerForm, calls_of
 from qkv.tokenizers.answers.reader import AnswerReader
 
 
@@ -94,7 +94,7 @@ def asked_to_chat(model: ServedModel, body: ChatBody, service: Service, layout: 
     try:
         form = _answer_form(model, body)
         messages, (variables, ignored) = form.to_template(body.to_template()), template_variables(model, body)
-        structure, form, begin = _structure(body, form)
+        structure, form, begin = _structure(model, body, form)
         spans, inputs = model.read_pictures(body.pictures)
         ids = model.chat_prompt(messages, variables, "", spans)
         end = model.prompt_end(ids)
@@ -118,13 +118,15 @@ def asked_to_chat(model: ServedModel, body: ChatBody, service: Service, layout: 
     return AskedTexts(model, body, answered, requests, len(ids), service.metrics, layout, ignored)
 
 
-def _structure(body: ChatBody, form: AnswerForm) -> tuple[Structure | None, AnswerForm, str]:
+def _structure(
+    model: ServedModel, body: ChatBody, form: AnswerForm
+) -> tuple[Structure | None, AnswerForm, str]:
     """Return the constraint of the answers, the form in which they are read, and the text with which a required call
     begins.
     """
     if not body.usable:
         return body.structure, form, ""
-    calls = calls_of(form)
+    calls = calls_of(model.template, form)
     if body.required:
         return required_call(body.required, calls), form, f"{calls.begin}{calls.gap}"
     if body.structure:  # the answer is JSON: a call, or an object that the schema allows
@@ -140,7 +142,7 @@ def _answer_form(model: ServedModel, body: ChatBody) -> AnswerForm:
     called = any(message.calls for message in body.messages)
     if (body.usable or called) and not model.template.reads_tools:
         param = "tools" if body.usable else "messages"
-        raise ApiError(f"{param}: the chat template of the model {model.name!r} does not support tools", param=param)
+        raise ApiError(f"{param}: {NO_TOOLS}", param=param, code="invalid_value")
     return model.answer_form
 
 

@@ -11,21 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from qkv.serving.requests.structure import Structure
-from qkv.system.errors import UserError
-from qkv.tokenizers.answers.calls import CALLS, CallForm, schemas_of
-from qkv.tokenizers.answers.form import AnswerForm
+from qkv.tokenizers.answers.calls import CallForm, schemas_of
 from qkv.tokenizers.answers.forms.json_calls import PLAIN, JsonCalls, moved
-
-
-def calls_of(form: AnswerForm) -> CallForm:
-    """Return the form of a model's calls. Raises ``UserError`` if its chat template writes them in an unknown form."""
-    if form.calls is None:
-        names = ", ".join(each.name for each in CALLS.all())
-        raise UserError(
-            f"tools: the chat template of this model writes tool calls in a form that is not supported; supported are "
-            f"the forms {names}"
-        )
-    return form.calls
 
 
 def required_call(tools: Sequence[Mapping[str, Any]], form: CallForm) -> Structure:

@@ -117,6 +117,25 @@ def answer_form(template: ChatTemplate) -> AnswerForm:
     return AnswerForm(thinking, calls, History(key, as_text, empty))
 
 
+NO_TOOLS = "the chat template of this model does not support tools"
+
+
+def calls_of(template: ChatTemplate, form: AnswerForm) -> CallForm:
+    """Return the form of a model's tool calls.
+
+    Raises ``UserError`` if its chat template reads no tools, or writes calls in an unknown form.
+    """
+    if not template.reads_tools:
+        raise UserError(f"tools: {NO_TOOLS}")
+    if form.calls is None:
+        names = ", ".join(each.name for each in CALLS.all())
+        raise UserError(
+            f"tools: the chat template of this model writes tool calls in a form that is not supported; supported are "
+            f"the forms {names}"
+        )
+    return form.calls
+
+
 def _calls(template: ChatTemplate) -> tuple[CallForm | None, bool, str | None]:
     """Find the form of calls; return it with the fields of ``History``. Of several forms that read the call, the one
     that leaves least text is chosen.
