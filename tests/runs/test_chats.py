@@ -81,7 +81,7 @@ def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
 def test_tools_are_refused_where_the_server_refuses_them(tmp_path: Path) -> None:
     unknown = CHATML.replace("<tool_call>", "<call of=").replace("{'name': call.function.name, ", "{'which': 1, ")
     folder = saved(tmp_path / "run", unknown)
-    with pytest.raises(UserError, match="tools: .* writes tool calls in a form that is not supported") as chat:
+    with pytest.raises(UserError, match=r"tools: .* writes tool calls in a form that is not supported") as chat:
         qkv.chat(folder, MESSAGES, tools=[LOOK])
     with pytest.raises(UserError) as session:
         ChatSession(open_model(qkv.load(folder))).change_tools([LOOK])

@@ -45,7 +45,7 @@ def refused(answer: httpx.Response, status: int, sentence: str) -> dict[str, Any
         ({"n": 100, "prompt": ["the", "fox"]}, "n", "100 texts of 2 prompts given; allowed: at most 128"),
         ({"max_tokens": -1}, "max_tokens", "-1 given"),
         ({"max_tokens": 3000}, "max_tokens", "with 3000 new ones exceed the limit of 2048 tokens"),
-        ({"prompt": "the fox" * 400, "max_tokens": None}, None, "2800 tokens, which leave no room for an answer within"),
+        ({"prompt": "the fox" * 400, "max_tokens": None}, None, "2800 tokens, which leave no room for an answer"),
         ({"seed": 2**63}, "seed", "given"),
         ({"seed": 10**400}, "seed", "given"),
         ({"stop": ["a"] * 17}, "stop", "17 stop strings given; allowed: at most 16"),
@@ -190,12 +190,12 @@ def test_a_prompt_longer_than_a_table_of_positions_is_refused(tmp_path: Path) ->
     run = run_of(tmp_path, characters(), {"learned": True, "num_layers": 1})
     with serving({"learned": run}, Limits(tokens=100)) as server:
         assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["max_model_len"] == 64
-        for prompt, new, sentence in (
-            ("a" * 64, None, "the prompt has 64 tokens, which leave no room for an answer within the limit of 64 tokens"),
-            ("a" * 99, 1, "the prompt has 99 tokens"),
-            ("a" * 60, 5, "the prompt has 60 tokens, which with 5 new ones exceed the limit of 64 tokens; ask for fewer"),
+        for size, new, sentence in (
+            (64, None, "the prompt has 64 tokens, which leave no room for an answer within the limit of 64 tokens"),
+            (99, 1, "the prompt has 99 tokens"),
+            (60, 5, "the prompt has 60 tokens, which with 5 new ones exceed the limit of 64 tokens; ask for fewer"),
         ):
-            given = {"model": "learned", "prompt": prompt, "max_tokens": new}
+            given = {"model": "learned", "prompt": "a" * size, "max_tokens": new}
             answer = posted(server, json.dumps(given).encode())
             assert refused(answer, 400, sentence)["code"] == "context_length_exceeded"
         given = {"model": "learned", "prompt": "a" * 60}
