@@ -118,9 +118,7 @@ def asked_to_chat(model: ServedModel, body: ChatBody, service: Service, layout: 
     return AskedTexts(model, body, answered, requests, len(ids), service.metrics, layout, ignored)
 
 
-def _structure(
-    model: ServedModel, body: ChatBody, form: AnswerForm
-) -> tuple[Structure | None, AnswerForm, str]:
+def _structure(model: ServedModel, body: ChatBody, form: AnswerForm) -> tuple[Structure | None, AnswerForm, str]:
     """Return the constraint of the answers, the form in which they are read, and the text with which a required call
     begins.
     """
