@@ -52,8 +52,13 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
         }
     ],
     "image_patches": [{"features": 4, "starts": 2}],
+    "wave_convolutions": [
+        {"channels": [6, 8], "kernels": [4, 3], "strides": [3, 2], "near": 4, "groups": 2},
+        {"channels": [6], "kernels": [3], "strides": [2], "norms": "layer", "near": 3, "groups": 4, "near_layers": 2},
+    ],
+    "mel_convolutions": [{"bins": 5}, {"bins": 4, "kernels": [5], "strides": [3], "positions": "sinusoidal"}],
 }
-PADDED = ("text", "marked_text", "words", "image_codes", "image_patches")
+PADDED = ("text", "marked_text", "words", "image_codes", "image_patches", "wave_convolutions", "mel_convolutions")
 """Kinds whose rows may be padded."""
 CASES = [(kind, sample) for kind, samples in SAMPLES.items() for sample in samples]
 

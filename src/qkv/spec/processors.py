@@ -15,7 +15,20 @@ INPUT = "input"
 """Name of the input of a model with a single input."""
 
 
-Kind = Literal["text", "label", "labels", "number", "words", "tags", "answers", "image", "signal", "series", "messages"]
+Kind = Literal[
+    "text",
+    "label",
+    "labels",
+    "number",
+    "words",
+    "tags",
+    "answers",
+    "image",
+    "sound",
+    "signal",
+    "series",
+    "messages",
+]
 
 
 class Role(NamedTuple):
@@ -58,6 +71,9 @@ class Processor(Part, slot=True):
 
     of_images: ClassVar[bool] = False
     """True if a value is an image of pixels."""
+
+    of_sounds: ClassVar[bool] = False
+    """True if a value is a sound, of samples over time."""
 
     makes_codes: ClassVar[bool] = False
     """True if values are converted to codes: ids that a language model reads and generates."""

@@ -1,0 +1,132 @@
+"""Spectra of sound: mel filter banks, log-mel frames, and mel-frequency cepstral coefficients."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.spec.signals.sound import SIMPLE_COEFFICIENTS, LogMel
+
+_LINEAR = 200 / 3
+"""Hz per mel below ``_BREAK`` on Slaney's scale."""
+_BREAK = 1000.0
+"""Frequency in Hz from which Slaney's scale is logarithmic."""
+_GROWTH = math.log(6.4) / 27
+"""Logarithm of the factor of frequencies from a mel to the next, above ``_BREAK``."""
+
+
+def to_mel(hertz: np.ndarray, scale: str) -> np.ndarray:
+    """Convert frequencies in Hz to mel.
+
+    ``htk`` and ``kaldi``: 1127 ln(1 + f / 700) (O'Shaughnessy 1987); ``slaney``: f / (200 / 3) below 1 kHz, then
+    logarithmic with 27 mels for a factor of 6.4 (Slaney 1998).
+    """
+    if scale != "slaney":
+        return 1127.0 * np.log1p(hertz / 700.0)
+    above = _BREAK / _LINEAR + np.log(np.maximum(hertz, _BREAK) / _BREAK) / _GROWTH
+    return np.where(hertz < _BREAK, hertz / _LINEAR, above)
+
+
+def to_hertz(mel: np.ndarray, scale: str) -> np.ndarray:
+    """Convert mel to frequencies in Hz, the inverse of ``to_mel``."""
+    if scale != "slaney":
+        return 700.0 * np.expm1(mel / 1127.0)
+    first = _BREAK / _LINEAR
+    return np.where(mel < first, mel * _LINEAR, _BREAK * np.exp(_GROWTH * (np.maximum(mel, first) - first)))
+
+
+def mel_filters(rate: int, size: int, bins: int, scale: str, lowest: float, highest: float) -> np.ndarray:
+    """Return triangular filters (size // 2 + 1, bins) from the powers of an FFT of ``size`` samples to mel bands.
+
+    Band b rises from edge b to edge b + 1 and falls to edge b + 2; edges are evenly spaced in mel. ``slaney``: each
+    filter has the area 1 Hz · 2; ``kaldi``: triangles are straight in mel, not in Hz, and the highest frequency of the
+    FFT is left out.
+    """
+    frequencies = np.linspace(0.0, rate / 2, size // 2 + 1)
+    edges = np.linspace(*to_mel(np.array([lowest, highest]), scale), bins + 2)
+    if scale == "kaldi":
+        places = to_mel(frequencies, scale)
+    else:
+        places, edges = frequencies, to_hertz(edges, scale)
+    rise = (places[:, None] - edges[:-2]) / (edges[1:-1] - edges[:-2])
+    fall = (edges[2:] - places[:, None]) / (edges[2:] - edges[1:-1])
+    filters = np.maximum(0.0, np.minimum(rise, fall))
+    if scale == "kaldi":
+        filters[-1] = 0.0
+    if scale == "slaney":
+        filters *= 2.0 / (edges[2:] - edges[:-2])
+    return filters
+
+
+@lru_cache(maxsize=16)
+def _tables(spec: LogMel) -> tuple[Tensor, Tensor]:
+    """Return (weights of a window (frame), filters (size // 2 + 1, bins)) in float64."""
+    assert spec.rate is not None
+    window = torch.hann_window(spec.frame, periodic=spec.shape == "hann", dtype=torch.float64)
+    if spec.shape == "povey":
+        window = window**0.85
+    highest = spec.highest or spec.rate / 2
+    filters = mel_filters(spec.rate, spec.size, spec.bins, spec.scale, spec.lowest, highest)
+    return window, torch.from_numpy(filters)
+
+
+def log_mel(samples: Tensor, spec: LogMel) -> Tensor:
+    """Return the log-mel frames (B, T, bins) of samples (B, S) in float32, before ``normalise``; see ``LogMel``.
+
+    The rows are whole sounds: padding is part of the samples. Computed in float64, because the logarithm of a power
+    near 0 keeps the rounding of the transform.
+    """
+    window, filters = _tables(spec.changed(changes=(), mean=None, deviation=None))
+    power = _powers(samples.to(torch.float64) * spec.multiplier, spec, window)
+    bands = power @ filters
+    if spec.form == "log":
+        levels = bands.clamp(min=spec.floor).log() if spec.scale == "kaldi" else (bands + spec.floor).log()
+        return levels.to(torch.float32)
+    levels = bands.clamp(min=1e-10).log10()
+    levels = torch.maximum(levels, levels.amax((1, 2), keepdim=True) - 8.0)
+    return ((levels + 4.0) / 4.0).to(torch.float32)
+
+
+def _powers(samples: Tensor, spec: LogMel, window: Tensor) -> Tensor:
+    """Return the powers (B, T, size // 2 + 1) of the windows of samples (B, S)."""
+    if spec.preemphasis and not spec.offset:
+        samples = torch.cat((samples[:, :1], samples[:, 1:] - spec.preemphasis * samples[:, :-1]), 1)
+    if spec.centre:
+        samples = _extended(samples, spec.size // 2, spec.ends)
+    short = (spec.size if spec.centre else spec.frame) - samples.shape[1]
+    if short > 0:
+        samples = torch.nn.functional.pad(samples, (0, short))
+    if spec.centre:
+        margin = (spec.size - spec.frame) // 2
+        samples = samples[:, margin : samples.shape[1] - (spec.size - spec.frame - margin)]
+    frames = samples.unfold(1, spec.frame, spec.step)
+    if spec.offset:
+        frames = frames - frames.mean(-1, keepdim=True)
+        if spec.preemphasis:
+            before = torch.cat((frames[..., :1], frames[..., :-1]), -1)
+            frames = frames - spec.preemphasis * before
+    if spec.centre and spec.trim and frames.shape[1] > 1:
+        frames = frames[:, :-1]
+    return torch.fft.rfft(frames * window, n=spec.size).abs().square()
+
+
+def _extended(samples: Tensor, margin: int, ends: str) -> Tensor:
+    """Pad samples (B, S) by ``margin`` on both sides, by reflection or zeros; by zeros if a row is too short."""
+    mode = "reflect" if ends == "reflect" and samples.shape[1] > margin else "constant"
+    return torch.nn.functional.pad(samples[:, None], (margin, margin), mode=mode)[:, 0]
+
+
+def cepstrum(levels: np.ndarray, count: int = SIMPLE_COEFFICIENTS) -> np.ndarray:
+    """Return mel-frequency cepstral coefficients (T, count) of log-mel levels (T, bins): their orthonormal DCT-II.
+
+    c[k] = s_k Σ_b y[b] cos(π k (b + ½) / B), s_0 = √(1 / B), s_k = √(2 / B) (Davis and Mermelstein 1980).
+    """
+    bins = levels.shape[1]
+    table = np.cos(np.pi * np.arange(min(count, bins))[:, None] * (np.arange(bins) + 0.5) / bins) * math.sqrt(2 / bins)
+    table[0] /= math.sqrt(2)
+    coefficients = levels @ table.T
+    return np.pad(coefficients, ((0, 0), (0, count - coefficients.shape[1])))

@@ -1,0 +1,142 @@
+"""Processors of sounds: samples of waveforms, and log-mel frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from qkv.data.batching.padding import lengths_or_none
+from qkv.data.features.mel import cepstrum, log_mel
+from qkv.data.processors.processor import Processor
+from qkv.data.records.sounds.sound_files import read_sound, sound_length, sound_name
+from qkv.data.records.values import readable
+from qkv.layers.signal import Signal
+from qkv.spec.register import implements
+from qkv.spec.signals.sound import LogMel, Sounds, Waveform
+
+S = TypeVar("S", bound=Sounds)
+_USUAL = 16_000
+"""Highest rate that is chosen by default, in Hz, as in published speech models."""
+_SAMPLE = 500
+"""Number of training sounds that determine the rate, and mean and deviation."""
+
+
+class SoundProcessor(Processor, Generic[S]):
+    """Base class of processors of sounds: a file, a data URI, or an array with its rate -> samples (S) in float32."""
+
+    example = "clip.wav"
+    simple = "mfcc"
+    signals_only = ("changes", "mean", "deviation")
+    spec: S
+
+    def __init__(self, spec: S):
+        super().__init__(spec)
+        self.num_cut = 0
+
+    def fitted(self, values: Sequence[Any]) -> S:
+        if self.spec.rate is not None:
+            return self.spec
+        sample = values[:: max(1, len(values) // _SAMPLE)]
+        rates = readable(lambda value: sound_length(value)[1], sample, "sound")
+        return self.spec.changed(rate=min(_USUAL, int(np.median(rates))))
+
+    def encode(self, value: Any) -> np.ndarray:
+        longest = self.spec.seconds or self.spec.longest
+        sound = read_sound(value, self.spec.rate, longest)
+        self.num_cut += sound.cut
+        return sound.samples
+
+    def size(self, encoded: np.ndarray) -> int:
+        return 1 if self.spec.seconds else len(encoded)
+
+    def samples(self, encoded: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+        """Return samples (B, S), padded with silence, and their lengths (B)."""
+        rows = [torch.from_numpy(each) for each in encoded]
+        lengths = torch.tensor([len(each) for each in rows])
+        samples = pad_sequence(rows, batch_first=True)
+        if self.spec.seconds:
+            size = self.spec.samples(self.spec.seconds)
+            samples = torch.nn.functional.pad(samples[:, :size], (0, max(0, size - samples.shape[1])))
+        return samples, lengths
+
+    def features(self, encoded: np.ndarray) -> np.ndarray:
+        return sound_statistics(encoded, self.spec.rate or _USUAL)
+
+    def notes(self) -> list[str]:
+        if not self.num_cut:
+            return []
+        longest = self.spec.seconds or self.spec.longest
+        return [f"{self.num_cut:,} sounds are longer than {longest:g} seconds; their end is not read"]
+
+    def shown(self, value: Any) -> str:
+        return sound_name(value, "sound")
+
+
+@implements(Waveform)
+class WaveformProcessor(SoundProcessor[Waveform]):
+    """Sounds as samples (B, S), with their lengths."""
+
+    automatic = False
+
+    def signal(self, encoded: Sequence[np.ndarray]) -> Signal:
+        rows = [_standardised(each) for each in encoded] if self.spec.normalise else encoded
+        samples, lengths = self.samples(rows)
+        return Signal(samples, None if self.spec.seconds else lengths_or_none(samples, lengths))
+
+
+@implements(LogMel)
+class LogMelProcessor(SoundProcessor[LogMel]):
+    """Sounds as log-mel frames (B, T, bins), with their lengths in frames."""
+
+    def fitted(self, values: Sequence[Any]) -> LogMel:
+        spec = super().fitted(values)
+        if spec.normalise != "data" or spec.mean is not None:
+            return spec
+        sample = values[:: max(1, len(values) // _SAMPLE)]
+        reader = LogMelProcessor(spec)
+        frames = np.concatenate(readable(lambda value: reader.frames(reader.read(value)), sample, "sound"))
+        mean, deviation = frames.mean(0), frames.std(0).clip(min=1e-3)
+        return spec.changed(mean=tuple(mean.round(4).tolist()), deviation=tuple(deviation.round(4).tolist()))
+
+    def frames(self, samples: np.ndarray) -> np.ndarray:
+        """Return the log-mel frames (T, bins) of one sound, before the normalisation by data."""
+        return log_mel(torch.from_numpy(samples)[None], self.spec)[0].numpy()
+
+    def signal(self, encoded: Sequence[np.ndarray]) -> Signal:
+        if self.spec.seconds:
+            samples, _ = self.samples(encoded)
+            return Signal(self._normalised(log_mel(samples, self.spec)))
+        rows = [self._normalised(log_mel(torch.from_numpy(each)[None], self.spec))[0] for each in encoded]
+        frames = pad_sequence(rows, batch_first=True)
+        return Signal(frames, lengths_or_none(frames, torch.tensor([len(each) for each in rows])))
+
+    def _normalised(self, frames: Tensor) -> Tensor:
+        spec = self.spec
+        if spec.normalise == "clip":
+            deviation = frames.std(1, keepdim=True) if frames.shape[1] > 1 else torch.zeros_like(frames)
+            return (frames - frames.mean(1, keepdim=True)) / (deviation + 1e-5)
+        if spec.normalise == "data":
+            assert spec.mean is not None
+            assert spec.deviation is not None
+            return (frames - torch.tensor(spec.mean)) / torch.tensor(spec.deviation)
+        return frames
+
+
+def sound_statistics(samples: np.ndarray, rate: int) -> np.ndarray:
+    """Return simple features of samples (S): mean and deviation over time of MFCC and of their changes, log seconds."""
+    levels = log_mel(torch.from_numpy(samples)[None], LogMel(rate=rate, bins=40, form="log"))[0].numpy()
+    coefficients = cepstrum(levels.astype(np.float64))
+    changes = np.diff(coefficients, axis=0) if len(coefficients) > 1 else np.zeros_like(coefficients)
+    parts = [coefficients.mean(0), coefficients.std(0), changes.mean(0), changes.std(0)]
+    return np.concatenate((*parts, [np.log(len(samples) / rate)])).astype(np.float32)
+
+
+def _standardised(samples: np.ndarray) -> np.ndarray:
+    """Return samples of mean 0 and variance 1."""
+    centred = samples - samples.mean(dtype=np.float64)
+    return (centred / np.sqrt(np.square(centred).mean() + 1e-7)).astype(np.float32)
