@@ -110,6 +110,10 @@ def test_fewer_weights_learn_at_a_higher_rate_and_all_at_a_low_one(here: Path) -
         recipe, _ = library.find_recipe("reviews.csv", task="classification", start="bert", adapt=adapt)
         rates[adapt] = recipe.training.optimizer.lr
     assert rates["whole"] < rates["last(1)"] <= rates["lora"] <= rates["head"] <= 5e-3
+    recipe, _ = library.find_recipe(
+        "reviews.csv", overrides=["training.adapt=whole"], task="classification", start="bert", adapt="lora"
+    )
+    assert recipe.training.optimizer.lr == rates["whole"]
 
 
 WRONG = {

@@ -156,6 +156,25 @@ def test_the_page_is_named_after_the_data(qkv: Call, chats: Path, start: Path) -
     assert qkv("show", chats, "--from", start, "--out", chats).code == 2
 
 
+def test_a_page_has_the_name_of_a_page(qkv: Call, chats: Path, start: Path, tmp_path: Path) -> None:
+    words = "--out: 'page.png' given, but it is an HTML page; name a file that ends in .html"
+    lines = [("show", chats, "--from", start), ("inspect", start, "a"), ("explain", start, "a"), ("particles",)]
+    for line in (*lines, ("subleq", "add")):
+        said = qkv(*line, "--out", "page.png")
+        assert (said.code, words in said.err) == (2, True), line
+    assert not (tmp_path / "page.png").exists()
+    said = qkv("evaluate", start, "--report", "page.txt")
+    assert (said.code, "--report: 'page.txt' given" in said.err) == (2, True)
+    assert qkv("show", chats, "--from", start, "--out", "Page.HTM").code == 0
+    assert (tmp_path / "Page.HTM").exists()
+
+
+def test_tools_that_the_template_does_not_read_are_told(qkv: Call, start: Path, chats: Path) -> None:
+    written(chats, [{**ROWS[0], "tools": [{"name": "look"}]}, ROWS[1], {**ROWS[3], "tools": []}])
+    said = qkv("show", chats, "--from", start, "--no-page")
+    assert "1 of 3 rows has tools, which the chat template does not read, so they are left out" in said.err
+
+
 def test_the_last_answer_alone_can_be_learned(qkv: Call, chats: Path, start: Path) -> None:
     said = qkv("show", chats, "--from", start, "--no-page", "--learn", "last")
     assert "⟦six<|im_end|>⟧" in said.out
@@ -254,6 +273,8 @@ def test_training_reads_the_same_tokens(chats: Path, start: Path, tokenizer: Tok
         (["chat.jsonl", "--from", "START", "--chat-template", "none.jinja"], "cannot be read"),
         (["chat.jsonl", "--from", "START", "--chat-template", "pipe"], "'pipe' is a pipe; name a regular file"),
         (["none.jsonl", "--from", "START"], "a run on it would learn nothing"),
+        (["others.jsonl", "--from", "START"], "say which is which, such as --prompt Frage --completion 'Die Antwort'"),
+        (["numbers.jsonl", "--from", "START"], "row 1: its completion is the number 4, not a text"),
         (["chat.jsonl", "--from", "BARE"], "no chat template"),
         (["chat.jsonl", "--from", "BARE"], "--chat-template FILE"),
     ],
@@ -262,6 +283,8 @@ def test_refusals_are_one_sentence(
     qkv: Call, chats: Path, start: Path, tmp_path: Path, tokenizer: Tokenizer, line: list[str], words: str
 ) -> None:
     written(tmp_path / "none.jsonl", [row("no answer"), row("none here")])
+    written(tmp_path / "others.jsonl", [{"Frage": "a", "Die Antwort": "b"}])
+    written(tmp_path / "numbers.jsonl", [{"prompt": "2 + 2", "completion": 4}])
     bare = tmp_path / "bare"
     bare.mkdir()
     os.mkfifo("pipe")

@@ -328,7 +328,7 @@ def test_models_that_llama_cpp_cannot_run_are_refused(tmp_path: Path) -> None:
         (
             load_published(tmp_path / "neox").model,
             "a GGUF file of the architecture 'gptneox' does not store hidden_act: it always means 'gelu', "
-            "and this model has 'gelu_new'; export it with --format hf",
+            "and this model has 'gelu_new'; export it with --format hf, or train a model whose activation is 'gelu'",
         ),
         (load_published(tmp_path / "hf").model, "llama.cpp generates text, and this GPT-2 has a head of the kind"),
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -329,6 +330,18 @@ def test_an_older_run_has_verdicts_on_its_curves(run: Path, capsys: pytest.Captu
     assert "learning" in checks
     assert "attention" in checks  # measured on held-out rows
     assert "update_ratio" not in checks
+
+
+def test_a_run_that_ended_before_its_first_step_is_not_well(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = shutil.copytree(run, tmp_path / "ended")
+    (ended / "metrics.jsonl").write_text("")
+    (ended / "health.jsonl").write_text("")
+    assert main(["health", str(ended), "--no-page", "--json"]) == 3
+    verdicts = json.loads(capsys.readouterr().out)["verdicts"]
+    assert [verdict["check"] for verdict in verdicts if verdict["severity"] == "alarm"] == ["steps"]
+    assert "no step was recorded" in verdicts[0]["sentence"]
 
 
 def test_a_folder_that_is_no_run_gets_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,6 +47,13 @@ def test_a_run_is_what_its_folder_holds(straight: Path) -> None:
     assert len([row for row in run.metrics if "loss" in row]) == STEPS
 
 
+def test_a_run_prints_as_one_short_line(straight: Path) -> None:
+    run = load(straight)
+    assert str(run) == repr(run)
+    size = sum(weight.numel() for weight in run.model.parameters())
+    assert repr(run) == f"Run({str(straight)!r}, task {run.recipe.task.kind}, {size:,} parameters, step {run.step:,})"
+
+
 def windowed_loss(run: Run, ids: np.ndarray) -> float:
     """Nats a token over every target of ``ids`` once, window by window, in float64."""
     tokens = torch.from_numpy(ids.astype(np.int64))

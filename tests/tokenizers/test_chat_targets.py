@@ -226,8 +226,11 @@ def test_a_prompt_that_contradicts_the_answer_is_refused() -> None:
 def test_a_tokenizer_without_an_end_token_is_refused_where_the_template_writes_none() -> None:
     core = tokenizers.Tokenizer(models.BPE({chr(i): i for i in range(128)}, []))
     template = ChatTemplate(STYLES["alpaca"].text(), Tokenizer(core))
-    with pytest.raises(UserError, match="never learn to end"):
+    with pytest.raises(UserError, match=r"writes no end token after an answer, .* never learn to end"):
         encode_chat(template, TURNS)
+    words = ChatTemplate("{% for m in messages %}{{ m.content }}<end>\n{% endfor %}", Tokenizer(core))
+    with pytest.raises(UserError, match="writes '<end>', which is no special token of the model, after an answer"):
+        encode_chat(words, TURNS)
 
 
 _CONTENT = st.lists(st.sampled_from(["one", " two", "\n", "<|im_end|>", "</s>", "<eos>", "é", "⟧", "<"]), max_size=5)

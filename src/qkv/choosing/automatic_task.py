@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.choosing.describe import as_asked
-from qkv.choosing.finetune import finetuned
+from qkv.choosing.finetune import adapt_of, finetuned
 from qkv.choosing.guessed import with_processor
 from qkv.choosing.signals.register import RecipeRequest, choice_for, has_choice
 from qkv.choosing.signals.settings import MINUTES, short_form
@@ -123,7 +123,8 @@ def automatic_task(
         return _for_texts(request, quick, start, adapt)
     chosen = choice(request).changed(name=name_of(request.data.source))
     if start is not None:
-        chosen = finetuned(chosen.changed(candidates={}), start, adapt, len(request.records.splits["train"]))
+        part = adapt_of(adapt, request.changes)
+        chosen = finetuned(chosen.changed(candidates={}), start, part, len(request.records.splits["train"]))
     elif adapt is not None:
         chosen = override(chosen, [f"training.adapt={adapt}"])
     recipe = _within_memory(chosen)
@@ -210,7 +211,7 @@ def _of_texts(request: RecipeRequest, start: str | None, adapt: str | None) -> R
         quick=short_form(training.steps),
     )
     if start is not None:
-        recipe = finetuned(recipe, start, adapt, sizes.examples)
+        recipe = finetuned(recipe, start, adapt_of(adapt, request.changes), sizes.examples)
     elif adapt is not None:
         recipe = override(recipe, [f"training.adapt={adapt}"])
     return _windowed(recipe, sizes, plan)

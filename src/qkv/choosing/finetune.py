@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from qkv.choosing.signals.settings import short_form
 from qkv.runs.start import with_start
 from qkv.spec.data import Data
+from qkv.spec.files.overrides import Assignment, assignments
 from qkv.spec.model import Model
-from qkv.spec.models.adapt import Adapt
+from qkv.spec.models.adapt import Adapt, Whole
 from qkv.spec.models.start import CheckpointStart
 from qkv.spec.recipe import Recipe
+from qkv.spec.recipes.task import Task
 from qkv.spec.training import AdamW, LinearDecay, Training
 
 _RATE = (5e-5, 768)
@@ -21,7 +26,15 @@ _EPOCHS = 10
 _FEWEST = 100
 
 
-def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int) -> Recipe:
+def adapt_of(adapt: str | None, overrides: Iterable[str | Assignment]) -> Any:
+    """Return the parameters to train, ``training.adapt`` of ``overrides`` or else ``adapt``: the learning rate depends
+    on them.
+    """
+    values = [change.value for change in assignments(overrides) if change.path == ("training", "adapt")]
+    return values[-1] if given else adapt
+
+
+def finetuned(recipe: Recipe, start: str, adapt: Any, examples: int) -> Recipe:
     """Turn ``recipe``, which trains from scratch, into a recipe that fine-tunes ``start``, with the same data, batches
     and task.
 
@@ -36,7 +49,7 @@ def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int) -> R
     training = training.changed(
         adapt=part,
         steps=max(_FEWEST, _EPOCHS * max(1, examples // training.batch_size)),
-        optimizer=AdamW(lr=_rate(part, recipe.model.width), beta2=0.999, weight_decay=0.01),
+        optimizer=AdamW(lr=_rate(part, recipe.model.width, recipe.task), beta2=0.999, weight_decay=0.01),
         schedule=LinearDecay(warmup=10),
     )
     every = max(10, min(training.steps // 10, examples // training.batch_size // 2))
@@ -53,7 +66,8 @@ def finetuned(recipe: Recipe, start: str, adapt: str | None, examples: int) -> R
     )
 
 
-def _rate(part: Adapt, width: int) -> float:
+def _rate(part: Adapt, width: int, task: Task) -> float:
     rate, at = _RATE
-    value = min(_MOST, rate * at / width * part.rate_factor)
+    factor = part.rate_factor * (task.whole_rate_factor if isinstance(part, Whole) else 1.0)
+    value = min(_MOST, rate * at / width * factor)
     return float(f"{value:.1g}")

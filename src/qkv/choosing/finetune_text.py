@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from qkv.choosing.describe import as_asked
-from qkv.choosing.finetune import finetuned
+from qkv.choosing.finetune import adapt_of, finetuned
 from qkv.choosing.signals.settings import MINUTES
 from qkv.data.corpora.sources import TextSource, resolve
 from qkv.report.figures import counted
@@ -47,7 +47,8 @@ def finetuned_on_text(
     window = _window(tokens, begun.model.context_length if begun.model else _LONGEST)
     data = Data(source=source, batching=RandomCrops(window=window))
     plain = Recipe(name=Path(source).stem, data=data, task=task, training=Training(batch_size=_BATCH, minutes=MINUTES))
-    recipe = finetuned(plain, start, adapt, max(1, int(tokens / window)))
+    overrides = list(overrides)
+    recipe = finetuned(plain, start, adapt_of(adapt, overrides), max(1, int(tokens / window)))
     described = (
         f"{characters:,} characters in windows of {counted(window, 'token')}, from {start}, "
         f"adapt: {recipe.training.adapt.kind}: chosen for this text."

@@ -19,7 +19,7 @@ from qkv.tasks.task import Task
 from qkv.tokenizers.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """Trained run, loaded from its folder. ``model`` has the best weights, by held-out loss or the metric that the
     recipe names; ``step`` is the step of these weights. ``ignored``: (key, reason) of each setting in a published
@@ -65,6 +65,11 @@ class Run:
         (metrics), ``sections`` and ``notes``.
         """
         return read_evaluation(self.folder, self.step)
+
+    def __repr__(self) -> str:
+        """Short line: folder, task, parameters and step."""
+        task = f"task {self.recipe.task.kind}"
+        return f"Run({str(self.folder)!r}, {task}, {self.num_parameters:,} parameters, step {self.step:,})"
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: key figures, loss, evaluation, and the location of the report."""

@@ -181,8 +181,8 @@ def _through_end(template: ChatTemplate, text: str, end_ids: Collection[int], **
         return text[:place]
     if template.end_token is None:
         raise UserError(
-            "the chat template writes no end token after an answer, and the tokenizer has none, so the model would "
-            "never learn to end; use a template that ends answers"
+            f"the chat template writes {_written_end(template, **variables)} after an answer, and the tokenizer has no "
+            "end token, so the model would never learn to end; use a template that ends answers with a token"
         )
     return text.rstrip() + template.end_token
 
@@ -203,6 +203,15 @@ def _end_after_answers(template: ChatTemplate, **variables: Any) -> str | None:
     except UserError:  # the template refuses so short a conversation
         return None
     return marks[0][0] if marks else None
+
+
+def _written_end(template: ChatTemplate, **variables: Any) -> str:
+    """Return what the template writes after an answer in place of an end token, in words."""
+    try:
+        text = template.after_answer(**variables).strip()
+    except UserError:  # the template refuses so short a conversation
+        return "no end token"
+    return f"{text[:40]!r}, which is no special token of the model," if text else "no end token"
 
 
 def _within(places: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]], begin: int) -> list[bool]:

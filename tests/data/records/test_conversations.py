@@ -95,7 +95,10 @@ def test_tool_calls_and_parts_take_the_form_of_templates() -> None:
     [
         ({"messages": [{"role": "user", "content": "a"}]}, "no answer"),
         ({"messages": messages(("a", " "))}, "is empty"),
-        ({"messages": [{"role": "narrator", "content": "a"}]}, "'narrator'; allowed: system"),
+        (
+            {"messages": [{"role": "narrator", "content": "a"}]},
+            "'narrator'; allowed: system, user, assistant, tool, and other names",
+        ),
         ({"messages": "hello"}, "not a list of messages"),
         ({"messages": ["hello"]}, "not an object"),
         ({"messages": "[{"}, "is not JSON"),
@@ -107,6 +110,8 @@ def test_tool_calls_and_parts_take_the_form_of_templates() -> None:
         ),
         ({"prompt": " ", "completion": "a"}, "prompt is empty"),
         ({"prompt": "a", "completion": ""}, "completion is empty"),
+        ({"prompt": "a", "completion": 4}, "its completion is the number 4, not a text"),
+        ({"prompt": 1.5, "completion": "a"}, "its prompt is the number 1.5, not a text"),
         ({"prompt": "a", "completion": "b", "history": "c"}, "not a list of turns"),
         ({"prompt": "a", "completion": "b", "tools": "c"}, "not a list of objects"),
         ({}, "neither messages nor a prompt"),
@@ -235,10 +240,6 @@ def test_texts_in_brackets_stay_texts(text: str) -> None:
     assert preference.chosen[0]["content"] == text
 
 
-def test_numbers_are_texts() -> None:
-    assert read_conversation({"prompt": 1, "completion": 2.5}).messages == tuple(messages(("1", "2.5")))
-
-
 def test_lists_as_python_prints_them_are_read() -> None:
     turns = messages(("it's", 'a "b"'))
     assert read_conversation({"messages": str(turns)}).messages == tuple(turns)
@@ -317,8 +318,13 @@ def test_columns_that_are_not_read_are_told(tmp_path: Path) -> None:
     notes = open_records(write(tmp_path / "a.jsonl", rows), CONVERSATION_ROLES).notes
     assert "'answer' could be completion, too, and is not read" in notes[0]
     assert any("'response': not read in rows whose 'messages' end with an answer" in note for note in notes)
-    with pytest.raises(UserError, match="no column of messages, or prompt and completion; its columns are 'x'"):
+    with pytest.raises(UserError, match=r"no column of messages, or prompt and completion; .*{messages: x}"):
         open_records(write(tmp_path / "b.jsonl", [{"x": "a"}] * 9), CONVERSATION_ROLES)
+    data = write(tmp_path / "c.jsonl", [{"Frage": "a", "Antwort": "b", "Quelle": "c"}] * 9)
+    with pytest.raises(UserError, match=r"--prompt Frage --completion Antwort .*{prompt: Frage, completion: Antwort}"):
+        open_records(data, CONVERSATION_ROLES)
+    with pytest.raises(UserError, match="--prompt Frage --chosen Antwort --rejected Quelle"):
+        open_records(data, PREFERENCE_ROLES)
 
 
 def test_data_in_memory_is_read_like_a_file(tmp_path: Path) -> None:

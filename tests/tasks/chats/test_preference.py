@@ -11,6 +11,7 @@ import torch
 from tests.tasks.chats.chat_runs import END, TEMPLATE, start, tokenizer, write
 
 import qkv
+from qkv.api.recipes import find_recipe
 from qkv.layers.linear.lora import adapters, without_adapters
 from qkv.models.edit.adapt import add_adapters
 from qkv.runs.reference import open_reference
@@ -311,3 +312,31 @@ def test_labels_need_kto_and_choose_it(tmp_path: Path) -> None:
     folder, source = start(tmp_path / "start"), write(tmp_path / "judged.jsonl", JUDGED * 4)
     run = qkv.train(source, overrides=[*FEW, "training.steps=1"], task="prefer", start=folder, out=tmp_path / "run")
     assert run.recipe.task.loss.kind == "kto"  # type: ignore[attr-defined]
+
+
+def test_answers_of_one_kind_and_tools_that_are_not_read_are_told(tmp_path: Path) -> None:
+    rows = [{**row, "tools": [{"name": "look"}]} for row in JUDGED * 4]
+    for kind, other in ((True, "bad"), (False, "good")):
+        source = write(tmp_path / f"{kind}.jsonl", [row for row in rows if bool(row["label"]) is kind])
+        _, dataset, _ = opened(source, start(tmp_path / f"start-{kind}"), spec.KTOLoss())
+        said = " ".join(dataset.notes)
+        count = len(dataset.records["train"]) + len(dataset.records["validation"])
+        assert f"all {count} answers are {'good' if kind else 'bad'}: the loss 'kto'" in said
+        assert f"give {other} answers too" in said
+        assert f"{count} of {count} rows have tools, which the chat template does not read" in said
+    source = write(tmp_path / "both.jsonl", JUDGED * 4)
+    _, dataset, _ = opened(source, start(tmp_path / "start"), spec.KTOLoss())
+    assert not any("answers are" in note or "tools" in note for note in dataset.notes)
+
+
+def test_the_rate_of_all_weights_is_that_of_preferences(tmp_path: Path) -> None:
+    folder, source = start(tmp_path / "start"), write(tmp_path / "pairs.jsonl", PAIRS * 4)
+    rates = []
+    for task in ("chat", "prefer"):
+        names = {} if task == "prefer" else {"completion": "chosen"}
+        for adapt in ("whole", "lora(8)"):
+            recipe, _ = find_recipe(source, task=task, start=folder, adapt=adapt, **names)
+            rates.append(recipe.training.optimizer.lr)
+    whole, adapters, whole_preferred, adapters_preferred = rates
+    assert whole_preferred == pytest.approx(whole / 50, rel=0.1)
+    assert adapters_preferred == adapters

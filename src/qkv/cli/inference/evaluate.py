@@ -12,7 +12,7 @@ import typer
 
 from qkv.api.given import choose_split
 from qkv.cli.shared.prompting import PromptOptions
-from qkv.cli.shared.runs import Copy, Json, ModelFolder, output_file, run_folder, run_or_published
+from qkv.cli.shared.runs import Copy, Json, ModelFolder, page_file, run_folder, run_or_published
 from qkv.spec.files.overrides import measured
 from qkv.spec.files.yaml_io import read_recipe
 from qkv.system.errors import UserError
@@ -61,7 +61,7 @@ def evaluate_command(
     --choices: accuracy of a language model on multiple-choice questions, by the probability of their options.
     """
     if report is not None:
-        output_file("--report", report, data, choices, prompting.examples)
+        page_file("--report", report, data, choices, prompting.examples)
     if choices is not None:
         _alone(changes=changes, data=data, split=split, batches=batches)
         result = _by_choice(run_or_published(run), choices, prompting, copy)

@@ -13,7 +13,7 @@ import typer
 
 from qkv.cli.shared.columns import input_options
 from qkv.cli.shared.inputs import lines_of_input, text_of_file
-from qkv.cli.shared.runs import Copy, ModelFolder, load_run, output_file, run_or_published
+from qkv.cli.shared.runs import Copy, ModelFolder, load_run, output_file, page_file, run_or_published
 from qkv.cli.shared.why_words import tell_why
 from qkv.system.errors import UserError, nearest
 
@@ -195,7 +195,7 @@ def _check_why(options: _WhyOptions, data: str | None) -> None:
     if report is not None and not why:
         raise UserError("--report needs --why")
     if report is not None:
-        output_file("--report", report)
+        page_file("--report", report)
 
 
 def _check(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.cli.shared.inputs import text_of_input
-from qkv.cli.shared.runs import Copy, ModelFolder, load_run, output_file
+from qkv.cli.shared.runs import Copy, ModelFolder, load_run, page_file
 from qkv.system.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def inspect_command(
     Without --out, the page is served on this machine until Ctrl-C.
     """
     names = _views(views)
-    page = None if out is None else output_file("--out", out)
+    page = None if out is None else page_file("--out", out)
     heads = [_head(text) for text in ablate or ()]
     loaded = load_run(run, copy)
     from qkv.api.functions import inspect

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from qkv.cli.shared.inputs import text_of_file
-from qkv.cli.shared.runs import Json, output_file
+from qkv.cli.shared.runs import Json, page_file
 from qkv.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def show_command(
     Only tokenizer, template and sizes of the model are read, not its weights.
     """
     start = _checked(data, start)
-    page = None if written.no_page else output_file("--out", written.out or Path(f"{_stem(data)}.html"), data)
+    page = None if written.no_page else page_file("--out", written.out or Path(f"{_stem(data)}.html"), data)
     text = None if chat_template is None else _template_in(chat_template)
     from qkv.api.functions import show
 

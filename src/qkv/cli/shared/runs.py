@@ -26,6 +26,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 """Option of commands that print a table."""
 
 
+PAGES = (".html", ".htm")
+"""Suffixes of pages."""
+
+
 def run_folder(path: Path) -> Path:
     """Return ``path`` if it is a run folder. Raises UserError that names the runs nearby."""
     if (path / "spec.yaml").is_file():
@@ -78,6 +82,13 @@ def output_file(option: str, path: Path, *sources: str | Path | None) -> Path:
         if source and path.exists() and Path(source).exists() and path.samefile(source):
             raise UserError(f"{option}: {str(path)!r} is an input file; name another one")
     return path
+
+
+def page_file(option: str, path: Path, *sources: str | Path | None) -> Path:
+    """Return ``path`` if an HTML page can be written there, see ``output_file``. Raises ``UserError``."""
+    if path.suffix.lower() not in PAGES:
+        raise UserError(f"{option}: {str(path)!r} given, but it is an HTML page; name a file that ends in .html")
+    return output_file(option, path, *sources)
 
 
 def _runs_in(folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.shared.runs import Json, ModelFolder, load_run, output_file
+from qkv.cli.shared.runs import Json, ModelFolder, load_run, page_file
 from qkv.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def explain_command(
     For predictions of labels and numbers, the influence of each word on the answer follows, as in qkv.explain and
     'qkv predict --why'.
     """
-    page = None if out is None else output_file("--out", out)
+    page = None if out is None else page_file("--out", out)
     if not text.strip():
         raise UserError("the text is empty; give a text that the model reads")
     loaded = load_run(run, copy=False)

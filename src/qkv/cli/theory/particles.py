@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli.shared.runs import load_run, output_file
+from qkv.cli.shared.runs import load_run, page_file
 from qkv.system.errors import UserError, quoted
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def particles_command(
     """Simulate tokens as particles on the sphere that attract each other by attention (Geshkovski et al. 2023), beside
     the hidden states of a model over depth, with and without residuals and feed-forward branches.
     """
-    page = None if out is None else output_file("--out", out)
+    page = None if out is None else page_file("--out", out)
     if dynamics not in ("SA", "USA"):
         raise UserError(f"--dynamics: {quoted(dynamics)} given; allowed: SA, USA")
     if (run is None) != (not text.strip()):

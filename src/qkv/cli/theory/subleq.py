@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from qkv.cli.shared.runs import Json, output_file
+from qkv.cli.shared.runs import Json, page_file
 from qkv.system.errors import UserError, quoted
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def subleq_command(
     from qkv.theory.subleq.assembler import assemble, program_source
     from qkv.theory.subleq.execution import execute
 
-    page = None if output.out is None else output_file("--out", output.out, program)
+    page = None if output.out is None else page_file("--out", output.out, program)
     source = program_source(program)
     code = assemble(source, _checked_bits(machine.bits), dict(map(_numbers, inputs or [])))
     model = _machine(machine)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.shared.runs import output_file, run_folder
+from qkv.cli.shared.runs import page_file, run_folder
 
 EXAMPLES = """\
 qkv compare-runs runs/one runs/two
@@ -30,7 +30,7 @@ def compare_runs_command(
     """
     folders = [run_folder(run) for run in runs]
     if report is not None:
-        output_file("--report", report)
+        page_file("--report", report)
     from qkv.report.table import print_table
     from qkv.training.compare import compare_runs
 

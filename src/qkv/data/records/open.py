@@ -13,7 +13,7 @@ from qkv.data.reading import identity_of_data, read_once
 from qkv.data.records.columns.guess import ColumnChoice, choose
 from qkv.data.records.columns.trained import trained_columns
 from qkv.data.records.columns.variants import variants
-from qkv.data.records.conversations.check import ConversationCheck, check_columns
+from qkv.data.records.conversations.check import ConversationCheck, check_any_column, check_columns
 from qkv.data.records.duplicates import shared
 from qkv.data.records.formats import folder_of, split_tables, table_of
 from qkv.data.records.held_out import RowPlace, RowPlaces, check_split, hold_out_rows
@@ -95,6 +95,7 @@ def open_rows(data: spec.Data, roles: Sequence[Role], source: str, split: str) -
     )
     table = table_of(source, data, roles, "data")
     choice = choose(table, roles, trained_columns(table, roles, data.columns, "data.columns.{}=NAME".format))
+    check_any_column(table, roles, choice.columns, "data")
     read = _read(table, roles, choice, data, "data", ConversationCheck((), {}))
     notes = [*table.notes]
     notes += [*([choice.note] if choice.note else []), *read.notes]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.interop.families.common.activations import INWARD
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family, read_spec
 from qkv.interop.mapping.gguf import GGUFLayout, MetadataKey, Values
@@ -246,11 +247,18 @@ def check_kept(family: Family, config: Values, header: Header, factors: np.ndarr
                 raise UserError(
                     f"a GGUF file of the architecture {layout.name!r} does not store {key}: it always means "
                     f"{quoted(theirs.get(key))}, and this model has {quoted(ours.get(key))}; export it with --format hf"
+                    f"{_advice(key, theirs.get(key))}"
                 )
             raise UserError(
                 f"llama.cpp has no model with {key} {quoted(ours.get(key))} in its architecture {layout.name!r}, "
                 f"only with {quoted(theirs.get(key))}; export it with --format hf"
             )
+
+
+def _advice(key: str, value: Any) -> str:
+    """Return advice on the spec of a model whose ``config.json`` would have the activation that the file means."""
+    ours = INWARD.get(value) if key in ("activation_function", "hidden_act", "hidden_activation") else None
+    return f", or train a model whose activation is {ours!r}, as this file would mean" if ours else ""
 
 
 def _settings(values: Values) -> dict[str, Any]:

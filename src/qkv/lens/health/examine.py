@@ -114,6 +114,8 @@ def examine(folder: Path) -> tuple[list[Verdict], list[str]]:
     """
     evidence, notes = gather(folder)
     verdicts = [*_failure(folder), *judge(evidence)]
+    if verdicts and not any("loss" in row for row in evidence.rows):
+        verdicts.append(_nothing_trained(folder))
     if not verdicts:
         raise UserError(f"{folder} holds no record of a training; qkv health examines runs that qkv train has written")
     return sorted(verdicts, key=lambda verdict: ORDER.index(verdict.severity)), notes
@@ -122,6 +124,11 @@ def examine(folder: Path) -> tuple[list[Verdict], list[str]]:
 def judge(evidence: Evidence, checks: Sequence[Check] = CHECKS) -> list[Verdict]:
     """Return the verdicts of the ``checks`` that can read what they need."""
     return [verdict for check in checks if (verdict := check(evidence)) is not None]
+
+
+def _nothing_trained(folder: Path) -> Verdict:
+    sentence = "no step was recorded: the training ended before its first step, so the weights are those of the start"
+    return Verdict("steps", "alarm", sentence, cure=f"qkv train {folder}")
 
 
 def _failure(folder: Path) -> list[Verdict]:

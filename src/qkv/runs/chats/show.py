@@ -52,9 +52,10 @@ def show_chats(
         first = f": {reasons[0].place}: {reasons[0].reason}" if reasons else ""
         raise UserError(f"no row of {name} can be used, so a run on it would learn nothing{first}")
     texts = {number: list(parts.values()) for number, parts in encoded.items()}
+    unread = 0 if model.template.reads_tools else sum(bool(data.rows[number].tools) for number in encoded)
     parts = max((sum(part in PARTS for part in row) for row in encoded.values()), default=0)
     audit = audit_conversations(
-        name, texts, limit, model.tokenizer.special("bos"), max(1, parts), learn == "everything"
+        name, texts, limit, model.tokenizer.special("bos"), max(1, parts), learn == "everything", unread
     )
     audit.check()
     keep = partial(fitting, length=limit, everything=learn == "everything")

@@ -31,6 +31,8 @@ class Task(Part, slot=True):
     """True if the front end may read words instead of tokens."""
     sized_by_tokenizer: ClassVar[bool] = False
     """True if the task uses the tokenizer's vocabulary without adding tokens."""
+    whole_rate_factor: ClassVar[float] = 1.0
+    """Factor of the learning rate for fine-tuning all weights."""
 
     def writes(self, model: Model) -> bool:
         """Return whether predictions of ``model`` are generated token by token."""

@@ -47,6 +47,7 @@ class ChatAudit:
     conversations with more than one text, because the template changes earlier turns.   starts, double_starts: texts
     that begin with one or with two start tokens; ``has_start``: whether the tokenizer has one.   untaught: numbers of
     the rows without a target.   lengths: number of tokens of each text.   cut: what truncation to ``length`` removes.
+    unread_tools: number of rows whose tools the template does not read.
     """
 
     name: str
@@ -64,6 +65,7 @@ class ChatAudit:
     untaught: tuple[int, ...]
     lengths: tuple[int, ...]
     cut: ChatCut
+    unread_tools: int = 0
 
     @property
     def texts(self) -> int:
@@ -104,7 +106,13 @@ class ChatAudit:
         """Return the warnings that name no row."""
         ends = f"{self.answers - self.ends:,} of {counted(self.answers, 'answer')} teach no end, so the model may go on"
         doubles = f"{counted(self.double_starts, 'text')} of {self.texts:,} begin with two start tokens"
-        pairs = [(self.ends < self.answers, ends), (self.double_starts, doubles), (self.cut.texts, self._cuts())]
+        tools = tools_sentence(self.unread_tools, self.rows)
+        pairs = [
+            (self.ends < self.answers, ends),
+            (self.double_starts, doubles),
+            (self.cut.texts, self._cuts()),
+            (self.unread_tools, tools),
+        ]
         return tuple(sentence for condition, sentence in pairs if condition)
 
     @property
@@ -160,14 +168,17 @@ def audit_conversations(
     start: int | None = None,
     parts: int = 1,
     everything: bool = False,
+    unread_tools: int = 0,
 ) -> ChatAudit:
     """Count targets, ends, lengths and cuts of encoded conversations.
 
     rows: training texts of each row of the data, by its number.   length: maximum number of tokens of a text.   start:
     id of the start token; None if the tokenizer has none.   parts: texts of every row, 2 for a chosen and a rejected
-    answer.   everything: True if all tokens are learned, not answers.
+    answer.   everything: True if all tokens are learned, not answers.   unread_tools: number of rows whose tools the
+    template does not read.
     """
     tally = ChatTally(length, start, parts, everything)
+    tally.unread_tools = unread_tools
     for number, texts in rows.items():
         tally.add(number, texts)
     return tally.audit(name)
@@ -196,6 +207,8 @@ class ChatTally:
         self.starts, self.double_starts = 0, 0
         self.cuts: dict[str, int] = dict.fromkeys(("texts", "tokens", "targets", "answers"), 0)
         self.untaught, self.emptied, self.lengths = list[int](), list[int](), list[int]()
+        self.unread_tools = 0
+        """Number of rows whose tools the template does not read."""
 
     def add(self, number: int, texts: Sequence[EncodedChat]) -> None:
         """Add the texts of the row ``number``."""
@@ -243,7 +256,14 @@ class ChatTally:
             untaught=tuple(self.untaught),
             lengths=tuple(self.lengths),
             cut=ChatCut(**self.cuts, rows=tuple(self.emptied)),
+            unread_tools=self.unread_tools,
         )
+
+
+def tools_sentence(count: int, rows: int) -> str:
+    """Return the sentence on ``count`` of ``rows`` rows whose tools the chat template does not read."""
+    have, template = "has" if count == 1 else "have", "the chat template does not read, so they are left out"
+    return f"{count:,} of {counted(rows, 'row')} {have} tools, which {template}; --chat-template FILE gives another one"
 
 
 def _rank(share: float, last: int) -> int:

@@ -68,6 +68,7 @@ class ConversationReader:
             raise Unusable(str(error)) from None
         self.rows += 1
         self.tally.add(self.rows, texts)
+        self.tally.unread_tools += bool(conversation.tools) and not self.template.reads_tools
         fitting = [short for text in texts if (short := self._shorten(text)).targets.any()]
         if not fitting:
             raise Unusable(f"no answer ends within the {self.tally.length} tokens that fit")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.recipes.preference_tasks import Preference
 from qkv.spec.register import implementation, implements
 from qkv.system.errors import UserError
+from qkv.tasks.chats.audit import tools_sentence
 from qkv.tasks.chats.conversational import ConversationalTask
 from qkv.tasks.chats.preference_losses import AnswerScores
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
@@ -59,6 +61,9 @@ class PreferenceReader:
     def __init__(self, template: ChatTemplate, spec: Preference, ends: Sequence[int], length: int):
         self.template, self.spec, self.ends, self.length = template, spec, ends, length
         self.judges: bool = spec.loss.judges
+        self.kinds: Counter[bool] = Counter()
+        """Number of good and of bad answers."""
+        self.rows = self.unread_tools = 0
 
     def __call__(self, row: Mapping[str, Any]) -> list[tuple[AnswerIds, ...]]:
         """Return the pair of a row, chosen and rejected, or its single answers. Raises ``Unusable``."""
@@ -66,12 +71,14 @@ class PreferenceReader:
         if isinstance(preference, JudgedAnswer):
             if not self.judges:
                 raise Unusable("it is one answer with a label, which needs the loss 'kto'")
-            return [(self._encode(preference, preference.answer, preference.good),)]
-        pair = tuple(
-            self._encode(preference, answer, good)
-            for answer, good in ((preference.chosen, True), (preference.rejected, False))
-        )
-        return [(each,) for each in pair] if self.judges else [pair]
+            answers = [self._encode(preference, preference.answer, preference.good)]
+        else:
+            kinds = ((preference.chosen, True), (preference.rejected, False))
+            answers = [self._encode(preference, answer, good) for answer, good in kinds]
+        self.rows += 1
+        self.unread_tools += bool(preference.tools) and not self.template.reads_tools
+        self.kinds.update(each.good for each in answers)
+        return [(each,) for each in answers] if self.judges else [tuple(answers)]
 
     def _encode(self, preference: Any, answer: Sequence[Mapping[str, Any]], good: bool) -> AnswerIds:
         variables = {"tools": preference.tools, **self.spec.template_variables}
@@ -86,8 +93,17 @@ class PreferenceReader:
         return AnswerIds(np.asarray(encoded.prompt, np.int64), np.asarray(encoded.ids, np.int64), good)
 
     def notes(self, examples: int) -> list[str]:
-        """Return no sentences: what does not fit is unusable."""
-        return []
+        """Return sentences on answers of one kind only, and on tools that the template does not read."""
+        notes = [tools_sentence(self.unread_tools, self.rows)] if self.unread_tools else []
+        if not self.judges or len(self.kinds) != 1:
+            return notes
+        kind, other = ("good", "bad") if self.kinds[True] else ("bad", "good")
+        advice = ", or train on these with 'qkv train chat'" if kind == "good" else ""
+        warning = (
+            f"all {self.kinds.total():,} answers are {kind}: the loss 'kto' learns from the difference to {other} "
+            f"ones, and without any it only moves the model away from its start; give {other} answers too{advice}"
+        )
+        return [*notes, warning]
 
 
 @implements(Preference)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,9 @@ from qkv.data.records.conversations.read import prompt_of, read_conversation, re
 from qkv.data.records.model import Role
 from qkv.data.records.table import Table
 from qkv.system.errors import UserError
+
+_ANSWERS = {"chosen": ("chosen", "rejected"), "messages": ("completion",)}
+"""Roles proposed beside a prompt, by the first role that a task needs."""
 
 
 class ConversationCheck:
@@ -50,13 +54,29 @@ def check_columns(table: Table, roles: Sequence[Role], columns: Mapping[str, str
     names = [role.name for role in roles if role.kind == "messages"]
     needed = ("chosen", "label") if "chosen" in names else ("messages", "prompt", "completion", "context")
     if names and not any(name in columns for name in needed):
-        forms = "messages, or prompt and completion"
-        if "chosen" in names:
-            forms = "prompt, chosen and rejected, or prompt, completion and label"
-        raise UserError(
-            f"{table.name} has no column of {forms}; its columns are {', '.join(map(repr, table.columns[:20]))}; say "
-            f"which is which with {where}.columns={{{needed[0]}: {table.columns[0]}}}"
-        )
+        preferences = "prompt, chosen and rejected, or prompt, completion and label"
+        forms = preferences if "chosen" in names else "messages, or prompt and completion"
+        raise UserError(_columns_sentence(table, forms, ("prompt", *_ANSWERS[needed[0]]), where))
+
+
+def check_any_column(table: Table, roles: Sequence[Role], columns: Mapping[str, str], where: str) -> None:
+    """Raise ``UserError`` for a table of conversations or preferences in which no column has a known name."""
+    if any(role.kind == "messages" for role in roles) and not columns:
+        forms = "messages, of prompt and completion, or of prompt, chosen and rejected"
+        raise UserError(_columns_sentence(table, forms, ("prompt", "completion"), where))
+
+
+def _columns_sentence(table: Table, forms: str, roles: Sequence[str], where: str) -> str:
+    """Return the sentence on a table without known columns; it proposes ``roles`` for the first ones."""
+    count = len(table.columns)
+    proposed = roles if count >= len(roles) else roles[1:] if count > 1 else ("messages",)
+    pairs = list(zip(proposed, table.columns, strict=False))
+    options = " ".join(f"--{role} {shlex.quote(column)}" for role, column in pairs)
+    settings = ", ".join(f"{role}: {column}" for role, column in pairs)
+    return (
+        f"{table.name} has no column of {forms}; its columns are {', '.join(map(repr, table.columns[:20]))}; say which "
+        f"is which, such as {options} ({where}.columns={{{settings}}})"
+    )
 
 
 def prompt_text(row: Mapping[str, Any]) -> str:

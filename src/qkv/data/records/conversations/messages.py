@@ -47,13 +47,13 @@ def read_messages(value: Any, where: str = "messages") -> list[Message]:
 def read_text_or_messages(value: Any, where: str) -> str | list[Message]:
     """Read a cell that is a text, or messages or their JSON, or a transcript of "\\n\\nHuman: … \\n\\nAssistant: …".
 
-    A number is a text, and JSON of anything but messages remains one, such as an answer that is a JSON object. Empty
-    for an empty cell. Raises ``Unusable``.
+    JSON of anything but messages remains a text, such as an answer that is a JSON object. Empty for an empty cell.
+    Raises ``Unusable``, also for a number.
     """
     if value is None:
         return ""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)
+        raise Unusable(f"its {where} is the number {value}, not a text; write it in quotation marks")
     if isinstance(value, str) and value.startswith(_TRANSCRIPT):
         _, *parts = _SPEAKER.split(value)
         turns = zip(parts[::2], parts[1::2], strict=True)
@@ -159,7 +159,8 @@ def _read_message(entry: Any, where: str) -> Message:
         raise Unusable(f"{where} is {quoted(entry)}, not an object with role and content")
     name, role = entry.get("role", entry.get("from")), _role(entry)
     if role is None:
-        raise Unusable(f"{where} has the role {quoted(name)}; allowed: {', '.join(ROLES)}")
+        allowed = f"{', '.join(_ROLES)}, and other names of these, such as human and gpt"
+        raise Unusable(f"{where} has the role {quoted(name)}; allowed: {allowed}")
     content = entry.get("content", entry.get("value"))
     if content is None and role in ("system", "user"):
         raise Unusable(f"{where}, of the role {name!r}, has no content")
