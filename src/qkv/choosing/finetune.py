@@ -31,7 +31,7 @@ def adapt_of(adapt: str | None, overrides: Iterable[str | Assignment]) -> Any:
     on them.
     """
     values = [change.value for change in assignments(overrides) if change.path == ("training", "adapt")]
-    return values[-1] if given else adapt
+    return values[-1] if values else adapt
 
 
 def finetuned(recipe: Recipe, start: str, adapt: Any, examples: int) -> Recipe:

@@ -335,7 +335,7 @@ def test_the_rate_of_all_weights_is_that_of_preferences(tmp_path: Path) -> None:
     for task in ("chat", "prefer"):
         names = {} if task == "prefer" else {"completion": "chosen"}
         for adapt in ("whole", "lora(8)"):
-            recipe, _ = find_recipe(source, task=task, start=folder, adapt=adapt, **names)
+            recipe, _ = find_recipe(source, task=task, start=folder, adapt=adapt, **names)  # type: ignore[arg-type]
             rates.append(recipe.training.optimizer.lr)
     whole, adapters, whole_preferred, adapters_preferred = rates
     assert whole_preferred == pytest.approx(whole / 50, rel=0.1)
