@@ -85,7 +85,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "rerank": ("lm", "the fox", "a dog", "text"),
     "rerank published": ("hf", "the fox", "--data", "text.txt"),
     "health": ("lm", "--no-page"),
-    "inspect": ("lm", "the fox", "--views", "answers,attention", "--out", "out.html"),
+    "inspect": ("lm", "the fox", "--views", "answers,attention", "--over", "text.txt", "--out", "out.html"),
     "explain": ("lm", "the fox", "--out", "out.html"),
     "subleq": ("add", "--input", "x=3", "--bits", "6", "--out", "out.html"),
     "particles": ("--count", "4", "--time", "1", "--out", "out.html"),

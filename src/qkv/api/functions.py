@@ -524,18 +524,21 @@ def inspect(
     answer: str | None = None,
     ablate: Iterable[tuple[str, int]] = (),
     position: int | None = None,
+    over: str | None = None,
     **inputs: Any,
 ) -> Inspection:
     """Look inside a model on one input: ``qkv.inspect("runs/my", "the quick brown fox")`` shows its page in a notebook,
     and ``.save("page.html")`` writes it.
 
     Views: answers, attention, influence of positions, logit lens, parts of a logit, roles of heads, importance of
-    positions, hidden states; each is computed when it is shown or by ``.view(name)``.
+    positions, hidden states, neurons, and the kept checkpoints of the run; each is computed when it is shown or by
+    ``.view(name)``.
 
     ``run``: run, its folder, published folder, GGUF file or name. ``text``: the first input of the task; further ones
     by name. ``row``: instead of inputs, a row of the run's held-out data, of any task. ``answer``: text that an
     encoder–decoder writes, by default its own. ``ablate``: (path of a branch, number of a head) of heads that are
     replaced by their mean. ``position``: position whose prediction is explained, by default the last one or a gap.
+    ``over``: text over which neurons are read, by default held-out rows of the run.
 
     Raises ``UserError``.
     """
@@ -544,7 +547,7 @@ def inspect(
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
     heads: tuple[Any, ...] = (ablate,) if isinstance(ablate, str) else tuple(ablate)
-    return inspect_run(loaded, collect_inputs(loaded, text, inputs, row), answer, heads, position)
+    return inspect_run(loaded, collect_inputs(loaded, text, inputs, row), answer, heads, position, over)
 
 
 @with_usual_settings

@@ -129,7 +129,7 @@ def test_narrow_weights_are_computed_in_fp32(run: Run, tmp_path: Path) -> None:
         ({"text": "fox", "position": "x"}, "'x' given"),
         ({"text": "fox", "ablate": ["blocks.0.branches.0:0"]}, "a head is a pair"),
         ({"text": "fox", "ablate": "blocks.0.branches.0:0"}, "a head is a pair"),
-        ({"text": "fox " * 30}, "the model reads 64; give a shorter one"),
+        ({"text": "fox " * 600}, "views show at most 2,048; give a shorter one"),
         ({"text": "fox", "answer": "dog"}, "an answer is only read by"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli.shared.inputs import text_of_input
+from qkv.cli.shared.inputs import text_of_file, text_of_input
 from qkv.cli.shared.runs import Copy, ModelFolder, load_run, page_file
 from qkv.system.errors import UserError, nearest
 
@@ -23,6 +23,7 @@ qkv inspect SmolLM2-135M-Instruct.gguf "Once upon a time" --views attention,lens
 qkv inspect runs/my "Once upon" --ablate blocks.1.branches.0:3 --out without.html
 qkv inspect runs/translator "Ein Hund" --answer "a dog"
 qkv inspect runs/images image.png
+qkv inspect runs/my "Once upon" --over book.txt --views neurons --out page.html
 qkv inspect runs/forecast --row 0 --out page.html
 """
 
@@ -36,6 +37,9 @@ _Part = Annotated[
 _Answer = Annotated[str | None, typer.Option(metavar="TEXT", help="Text that a translator writes; default: its own.")]
 _Ablate = Annotated[
     list[str] | None, typer.Option(metavar="PATH:HEAD", help="Head to replace by its mean; repeatable.")
+]
+_Over = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Text over which neurons are read; default: held-out rows.")
 ]
 _Views = Annotated[str | None, typer.Option(metavar="NAME,…", help="Views of the file; default: all.")]
 _Out = Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write the page to a file instead of serving it.")]
@@ -51,6 +55,7 @@ def inspect_command(
     row: _Row = None,
     answer: _Answer = None,
     ablate: _Ablate = None,
+    over: _Over = None,
     views: _Views = None,
     out: _Out = None,
     port: _Port = 0,
@@ -58,18 +63,20 @@ def inspect_command(
     copy: Copy = False,
 ) -> None:
     """Look inside a model on one input: attention, influence of positions, logit lens, parts of a logit, roles of
-    heads, importance of positions, hidden states, and what changes with a word or without a head.
+    heads, importance of positions, hidden states, neurons, the kept checkpoints, and what changes with a word or
+    without a head.
 
     Without --out, the page is served on this machine until Ctrl-C.
     """
     names = _views(views)
     page = None if out is None else page_file("--out", out)
     heads = [_head(text) for text in ablate or ()]
+    read = None if over is None else text_of_file(over, "--over")
     loaded = load_run(run, copy)
     from qkv.api.functions import inspect
 
     text = text_of_input() if text == "-" else text
-    inspection = inspect(loaded, text, row=row, answer=answer, ablate=heads, **_parts(input or []))
+    inspection = inspect(loaded, text, row=row, answer=answer, ablate=heads, over=read, **_parts(input or []))
     if page is None:
         _serve(inspection, port, no_browser)
         return

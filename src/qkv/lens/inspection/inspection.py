@@ -12,7 +12,8 @@ from typing import Any, cast
 from qkv.layers.linear.quantized import QuantizedLinear
 from qkv.lens.inspection.packing import ArrayBlock
 from qkv.lens.inspection.reading import read_input, read_row
-from qkv.lens.inspection.views import VIEWS, AblatedHead, Subject
+from qkv.lens.inspection.subject import AblatedHead, Subject
+from qkv.lens.inspection.views import VIEWS
 from qkv.lens.views.places import list_branches
 from qkv.models.edit.quantize import widened
 from qkv.report.inspection.page import inspection_page
@@ -21,6 +22,9 @@ from qkv.runs.run import Run, task_of
 from qkv.runs.storage.files import clear_errors
 from qkv.system.errors import UserError, nearest
 from qkv.system.files import write_file
+
+_LONGEST = 2048
+"""Number of positions that a model without a limit of its own may have, if it was not made for more."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +99,14 @@ def inspect_run(
     answer: str | None = None,
     ablated: Sequence[tuple[str, int]] = (),
     position: int | None = None,
+    over: str | None = None,
 ) -> Inspection:
     """Read one input and return its inspection, of which nothing is computed yet.
 
     ``row``: inputs of the run's task by name, or the number of a row of the run's held-out data. ``answer``: text that
     an encoder–decoder writes; by default its own. ``ablated``: (path of a branch, number of a head) of heads that are
     taken out. ``position``: position whose prediction is explained; by default the last one, or the gap of a text.
+    ``over``: text over which neurons are read; by default held-out rows of the run.
 
     Quantised weights are computed with in fp32. Raises ``UserError``.
     """
@@ -109,14 +115,15 @@ def inspect_run(
         run = replace(run, model=widened(copy.deepcopy(run.model)))
     heads = tuple(_head(run, each) for each in ablated)
     read = read_row(run, row) if isinstance(row, int) else read_input(run, row, answer)
-    count, limit = len(read.sides["model"].labels), run.recipe.model.context_length
-    if count > limit:
-        raise UserError(f"the input has {count:,} positions, and the model reads {limit:,}; give a shorter one")
+    count, limit = len(read.sides["model"].labels), run.model.spec.position_limit
+    if count > (limit or max(_LONGEST, run.recipe.model.context_length)):
+        what = f"the model reads {limit:,}" if limit else f"views show at most {_LONGEST:,}"
+        raise UserError(f"the input has {count:,} positions, and {what}; give a shorter one")
     if position is not None:
         if not isinstance(position, int) or not -count <= position < count:
             raise UserError(f"position: {position!r} given, but the input has {count:,} positions, counted from 0")
         read = replace(read, position=position)
-    return Inspection(Subject(run, read, heads), _title(run, row), row, answer)
+    return Inspection(Subject(run, read, heads, over), _title(run, row), row, answer)
 
 
 def _head(run: Run, head: Any) -> AblatedHead:

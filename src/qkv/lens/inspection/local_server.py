@@ -57,7 +57,8 @@ class LocalServer(ThreadingHTTPServer):
         key = json.dumps([row, heads], sort_keys=True)
         with self._lock:
             if self._kept is None or self._kept[0] != key:
-                self._kept = key, inspect_run(self.first.subject.run, row, answer, heads)
+                subject = self.first.subject
+                self._kept = key, inspect_run(subject.run, row, answer, heads, over=subject.text)
             return self._kept[1].plain(map(str, body["views"]))
 
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from qkv.lens.capture.edits import ablate
-from qkv.lens.capture.regions import Region
+from qkv.lens.inspection.firing import firing
+from qkv.lens.inspection.over_time import over_time
 from qkv.lens.inspection.packing import ArrayBlock
-from qkv.lens.inspection.reading import ReadInput
+from qkv.lens.inspection.subject import Subject
 from qkv.lens.views.attention_maps import attention_maps
 from qkv.lens.views.head_roles import ROLES, head_roles
 from qkv.lens.views.hidden_similarity import hidden_similarity
@@ -24,10 +20,6 @@ from qkv.lens.views.influence_maps import influence_maps
 from qkv.lens.views.logit_attribution import logit_attribution
 from qkv.lens.views.logit_lens import logit_lens
 from qkv.lens.views.places import BranchPlace
-from qkv.models.evaluating import evaluating
-from qkv.ops.at_least_single import at_least_single
-from qkv.runs.chats.pieces import pieces
-from qkv.runs.run import Run
 from qkv.system.errors import UserError
 
 _NAMED = 50
@@ -39,72 +31,6 @@ _STEPS = 2048
 _STEPS_OF_LARGE = 256
 _LARGE = 2e9
 """Number of parameters times positions above which a model has ``_STEPS_OF_LARGE``."""
-_DELIMITERS = ".,;:!?\n"
-
-
-@dataclass(frozen=True)
-class AblatedHead:
-    """AblatedHead of a branch: ``path`` of the branch, such as "blocks.3.branches.0", and number of the head."""
-
-    path: str
-    number: int
-
-
-@dataclass(frozen=True)
-class Subject:
-    """Model and input that are looked at, with the heads that are taken out of the model: their outputs are replaced by
-    their mean over the positions.
-    """
-
-    run: Run
-    read: ReadInput
-    ablated: tuple[AblatedHead, ...] = ()
-
-    @cached_property
-    def output(self) -> Tensor:
-        """Output of the model for the answer that is explained: logits (C) of classes, or values."""
-        model, read = self.run.model, self.read
-        with torch.no_grad(), evaluating(model), self.edited():
-            memory = None if read.source is None else model.encode(read.source)
-            output = at_least_single(model(read.signal, memory=memory)[0])[read.row]
-        return output[self.position] if output.dim() == 2 else output
-
-    def edited(self) -> AbstractContextManager[Any]:
-        """Take the heads out of all calls of the model inside."""
-        edits = [ablate(Region(f"{head.path}.head_outputs", heads=[head.number]), "positions") for head in self.ablated]
-        return self.run.model.tapped(*edits) if edits else nullcontext()
-
-    @property
-    def position(self) -> int:
-        """Position whose prediction is explained, counted from 0."""
-        count = len(self.read.sides["model"].labels)
-        return self.read.position % count
-
-    @property
-    def classes(self) -> bool:
-        """True if the outputs are logits of classes, of which one is right."""
-        return self.run.model.spec.head.serves in ("language_model", "tokens", "classification")
-
-    @cached_property
-    def target(self) -> int:
-        """Class with the highest output, of those that have a name."""
-        return int(self.output[: self.named].argmax())
-
-    @property
-    def named(self) -> int:
-        """Number of classes that have a name; a published model may have rows of its table without a token."""
-        labels, tokenizer = self.run.vocabulary.labels, self.run.tokenizer
-        if self.run.model.spec.head.serves == "classification" and labels:
-            return len(labels)
-        return len(self.output) if tokenizer.absent else min(len(self.output), tokenizer.vocab_size)
-
-    def name_classes(self, ids: list[int]) -> list[str]:
-        """Return the names of classes: labels, or texts of tokens."""
-        labels, tokenizer = self.run.vocabulary.labels, self.run.tokenizer
-        if self.run.model.spec.head.serves == "classification" and labels:
-            return [labels[i] if i < len(labels) else str(i) for i in ids]
-        return [str(i) for i in ids] if tokenizer.absent else [pieces(tokenizer, [i])[0] for i in ids]
-
 
 View = Callable[[Subject, ArrayBlock], Mapping[str, Any]]
 
@@ -185,14 +111,11 @@ def attribution(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
 
 def roles(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
     """Scores of the role of each head, on repeated random tokens, and the rise of the loss without the highest ones."""
-    model, tokenizer = subject.run.model, subject.run.vocabulary.tokenizer
-    marks = [] if tokenizer.absent else [i for i in range(tokenizer.vocab_size) if _delimits(pieces(tokenizer, [i])[0])]
-    text = model.vocab_size is not None and model.encoder is None
-    read = subject.read
-    heads = head_roles(model, None if text else read.signal, None if text else read.source, marks, ablate=_TAKEN_OUT)
+    rows, source, start = subject.scored
+    heads = head_roles(subject.run.model, rows, source, subject.delimiters, _TAKEN_OUT, start)
     return {
         "names": list(ROLES),
-        "on": "random tokens that are repeated once" if text else "this input",
+        "on": "random tokens that are repeated once" if subject.repeats_tokens else "this input",
         "heads": [
             {
                 "path": head.path,
@@ -252,6 +175,8 @@ VIEWS: Mapping[str, View] = {
     "roles": roles,
     "words": words,
     "hidden": hidden,
+    "neurons": firing,
+    "checkpoints": over_time,
 }
 """Functions of the views by name, in the order of the page."""
 
@@ -270,10 +195,6 @@ def _place(place: BranchPlace) -> dict[str, Any]:
 def _row(values: Tensor, row: int) -> Tensor:
     """Return one row; in windows and segments the first axis counts those of all rows, and the first is shown."""
     return values[row if row < len(values) else 0]
-
-
-def _delimits(text: str) -> bool:
-    return text.strip(" ") in tuple(_DELIMITERS) if text.strip(" ") else False
 
 
 def _finite(value: float) -> float | None:

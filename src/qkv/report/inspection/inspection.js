@@ -2,10 +2,10 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const $ = (id) => document.getElementById(id);
-  const NAMES = { answers: "Answer", attention: "Attention", influence: "Influence", lens: "Logit lens", attribution: "Attribution", roles: "Head roles", words: "Words", hidden: "Hidden states" };
+  const NAMES = { answers: "Answer", attention: "Attention", influence: "Influence", lens: "Logit lens", attribution: "Attribution", roles: "Head roles", words: "Words", hidden: "Hidden states", neurons: "Neurons", checkpoints: "Over time" };
   const served = data.row !== null;
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  let state = { view: "answers", group: 0, layer: 0, head: 0, position: 0, temperature: 1, colour: "probability", from: 0, point: 0 };
+  let state = { view: "answers", group: 0, layer: 0, head: 0, position: 0, temperature: 1, colour: "probability", from: 0, point: 0, branch: 0, order: "input", role: "induction" };
   state.position = Math.max(0, (data.views.answers?.data?.position ?? data.sides.model.labels.length - 1));
   let before = null;      // answers of the page before the last change
   const arrays = {};      // name of a view -> its decoded bytes
@@ -127,19 +127,26 @@
     }
     return box;
   };
-  const line = (values, names, label) => {
-    const width = 520, height = 130, known = values.map((v, i) => [i, v]).filter(([, v]) => v !== null);
-    const smallest = Math.min(0, ...known.map(([, v]) => v)), largest = Math.max(1e-9, ...known.map(([, v]) => v));
-    const x = (i) => 40 + i / Math.max(1, values.length - 1) * (width - 50), y = (v) => 10 + (largest - v) / (largest - smallest) * (height - 30);
+  const chart = (series, names, label, places = null) => {
+    // lines over points or steps; each of values, with a colour (0 to 5) or faint
+    const width = 520, height = 150, x0 = 46, count = names.length, all = series.flatMap((each) => each.values).filter((v) => v !== null && !Number.isNaN(v));
+    const smallest = Math.min(0, ...all), largest = Math.max(1e-9, ...all), [from, to] = places ? [places[0], places[count - 1]] : [0, count - 1];
+    const x = (i) => x0 + ((places ? places[i] : i) - from) / Math.max(1, to - from) * (width - x0 - 10), y = (v) => 10 + (largest - v) / (largest - smallest) * (height - 30);
     const NS = "http://www.w3.org/2000/svg", svg = document.createElementNS(NS, "svg");
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`); svg.setAttribute("class", "chart"); svg.setAttribute("role", "img"); svg.setAttribute("aria-label", label);
-    const add = (name, attributes, text) => { const made = document.createElementNS(NS, name); for (const key in attributes) made.setAttribute(key, attributes[key]); if (text) made.textContent = text; svg.append(made); };
-    add("polyline", { points: known.map(([i, v]) => `${x(i)},${y(v)}`).join(" "), class: "line s0", fill: "none" });
-    for (const [i, v] of known) add("circle", { cx: x(i), cy: y(v), r: 3, class: "s0" });
-    add("text", { x: 0, y: y(largest) + 4 }, figure(largest)); add("text", { x: 0, y: y(smallest) + 4 }, figure(smallest));
-    add("text", { x: x(0), y: height - 2 }, names[0]); add("text", { x: x(values.length - 1), y: height - 2, "text-anchor": "end" }, names[names.length - 1]);
+    const add = (name, attributes, text) => { const made = document.createElementNS(NS, name); for (const key in attributes) made.setAttribute(key, attributes[key]); if (text) made.textContent = text; svg.append(made); return made; };
+    for (const level of [largest, smallest]) { add("line", { x1: x0, x2: width - 10, y1: y(level), y2: y(level), class: "grid" }); add("text", { x: x0 - 6, y: y(level) + 4, "text-anchor": "end" }, figure(level)); }
+    for (const each of [...series].sort((one, two) => Number(one.colour !== undefined) - Number(two.colour !== undefined))) {
+      const known = each.values.map((v, i) => [i, v]).filter(([, v]) => v !== null && !Number.isNaN(v)), colour = each.colour === undefined ? "s5 faint" : `s${each.colour}`;
+      add("polyline", { points: known.map(([i, v]) => `${x(i)},${y(v)}`).join(" "), class: `line ${colour}`, style: "fill:none" });
+      if (each.colour !== undefined) for (const [i, v] of known) tell(add("circle", { cx: x(i), cy: y(v), r: 3, class: `point s${each.colour}` }), `${each.name ?? label}\n${names[i]}: ${figure(v)}`);
+    }
+    add("text", { x: x(0), y: height - 4 }, String(names[0]));
+    if (count > 1) add("text", { x: x(count - 1), y: height - 4, "text-anchor": "end" }, String(names[count - 1]));
     return svg;
   };
+  const line = (values, names, label) => chart([{ values, colour: 0 }], names, label);
+  const legend = (series) => element("div", { class: "bar" }, ...series.filter((each) => each.colour !== undefined).map((each) => element(each.pick ? "button" : "span", each.pick ? { type: "button", onclick: each.pick } : {}, element("i", { class: "swatch", style: `background:var(--s${each.colour})` }), each.name)));
   const choice = (label, options, chosen, pick) => {
     const select = element("select", { "aria-label": label, onchange: (event) => pick(event.target.value) }, ...options.map(([key, text]) => element("option", { value: key, selected: String(key) === String(chosen) }, text)));
     return element("label", {}, label, select);
@@ -226,6 +233,37 @@
       return [element("p", { class: "muted" }, "Cosines of hidden states. Their mean over pairs of positions rises towards 1 as the positions cluster."), element("h2", {}, "Mean cosine over depth"), line(view.mean, view.points, "Mean cosine over depth"), element("div", { class: "columns" },
         element("div", {}, element("h2", {}, "Between positions"), element("div", { class: "bar" }, element("label", {}, "Point", pick, view.points[state.point])), element("div", { class: "scroll" }, matrix(count, count, (i) => cosine(i) || 0, (r, c) => `${labels[r]} · ${labels[c]}\n${figure(cosine(r * count + c))}`))),
         element("div", {}, element("h2", {}, "Between points"), element("div", { class: "scroll" }, matrix(points, points, (i) => depth(i) || 0, (r, c) => `${view.points[r]} · ${view.points[c]}\n${figure(depth(r * points + c))}`)))), element("h2", {}, "Mean length"), line(view.norms, view.points, "Mean length of hidden states over depth")];
+    },
+    neurons(view) {
+      state.branch = Math.max(0, Math.min(state.branch, view.branches.length - 1));
+      const branch = view.branches[state.branch], byInput = state.order !== "rows";
+      const order = [...branch.neurons].sort((a, b) => byInput ? b.here - a.here : b.places.at(-1).value - a.places.at(-1).value).slice(0, 24), most = Math.max(1e-12, ...order.map((each) => each.places[0]?.value ?? 0));
+      const token = data.sides.model.labels[view.position] ?? view.position;
+      const rows = order.map((each) => element("tr", {}, element("td", { class: "number" }, String(each.neuron)), element("td", { class: "number" }, figure(each.here)), element("td", { class: "number" }, (100 * each.share).toFixed(0) + " %"), element("td", { class: "places" }, ...each.places.map((place) => {
+        const mark = paint(element("mark", {}, shown(place.token)), mix(Math.max(0, place.value / most)));
+        tell(mark, `${figure(place.value)}; mean over all positions ${figure(each.mean)}`);
+        return element("div", {}, place.before.replaceAll("\n", "↵"), mark, place.after.replaceAll("\n", "↵"));
+      }))));
+      const titles = ["neuron", `at “${shown(token)}”`, "above 0", `fires most at, in ${view.over}`].map((name, i) => element("th", { class: i < 3 ? "number" : "" }, name));
+      return [element("p", { class: "muted" }, `Neurons of feed-forward networks and slots of memories: their value at position ${view.position} of the input, the share of positions where it is above 0, and the ${order[0]?.places.length ?? 0} tokens with the highest values, of ${view.read.toLocaleString("en")} positions of ${view.over}.`),
+        element("div", { class: "bar" }, choice("Layer", view.branches.map((each, i) => [i, `${each.layer} (${each.path}), ${each.count.toLocaleString("en")} ${each.part.replaceAll("_", " ")}`]), state.branch, (branch) => set({ branch: +branch })), choice("First", [["input", "highest for this input"], ["rows", "highest over all rows"]], state.order, (order) => set({ order }))),
+        element("div", { class: "scroll" }, element("table", { class: "neurons" }, element("thead", {}, element("tr", {}, ...titles)), element("tbody", {}, ...rows)))];
+    },
+    checkpoints(view) {
+      const steps = view.steps, names = steps.map((step) => `step ${step.toLocaleString("en")}`), boxes = [element("p", { class: "muted" }, `The same measures at ${steps.length} checkpoints of this run; heads are scored on ${view.on}.`)];
+      boxes.push(element("div", { class: "charts" }, ...Object.entries(view.lines).map(([name, values]) => element("div", {}, element("h2", {}, name), chart([{ name, values, colour: 0 }], names, name, steps)))));
+      if (!view.heads.length) return boxes;
+      const strongest = (role) => Math.max(...Array.from({ length: count }, (_, i) => value("checkpoints", view.scores, view.names.indexOf(role) * count + i) || 0)), count = view.heads.length * steps.length;
+      if (!view.names.includes(state.role)) state.role = view.names.includes("induction") ? "induction" : view.names[0];
+      const first = view.names.indexOf(state.role) * count, at = (h, s) => value("checkpoints", view.scores, first + h * steps.length + s), reached = view.reached[state.role];
+      const series = view.heads.map((head, h) => ({ name: `layer ${head.layer} head ${head.head}`, values: steps.map((_, s) => at(h, s)), pick: () => showHead(head.path, head.head) }));
+      const high = (each) => Math.max(0, ...each.values.filter((v) => !Number.isNaN(v)));
+      [...series].sort((a, b) => high(b) - high(a)).slice(0, 6).forEach((each, i) => { each.colour = i; });
+      boxes.push(element("h2", {}, "Roles of heads"), element("div", { class: "bar" }, choice("Role", view.names.map((name) => [name, `${name} (highest ${figure(strongest(name))})`]), state.role, (role) => set({ role }))),
+        element("p", {}, reached ? `The score of “${state.role}” first reaches ${view.threshold} at step ${reached.step.toLocaleString("en")}, in layer ${reached.layer}, head ${reached.head}.` : `No head reaches a score of ${view.threshold} for “${state.role}”.`),
+        chart(series, names, `Score of ${state.role}`, steps), legend(series),
+        element("h2", {}, "All heads: rows are heads, columns checkpoints"), element("div", { class: "scroll" }, matrix(series.length, steps.length, (i) => Math.min(1, at(Math.floor(i / steps.length), i % steps.length) || 0), (h, s) => `${series[h].name}, ${names[s]}\n${figure(at(h, s))}`, (h) => series[h].pick())));
+      return boxes;
     },
   };
 
@@ -401,11 +439,11 @@
     for (const [key, text] of new URLSearchParams(location.hash.slice(1))) if (key in first) state[key] = typeof first[key] === "number" ? Number(text) || first[key] : text;
     if (!data.order.includes(state.view)) state.view = "answers";
   };
-  data.order.forEach((name, i) => $("tabs").append(element("button", { type: "button", role: "tab", "data-view": name, title: `key ${i + 1}`, onclick: () => set({ view: name }) }, NAMES[name] ?? name)));
+  data.order.forEach((name, i) => $("tabs").append(element("button", { type: "button", role: "tab", "data-view": name, title: `key ${(i + 1) % 10}`, onclick: () => set({ view: name }) }, NAMES[name] ?? name)));
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || /^(TEXTAREA|INPUT|SELECT)$/.test(event.target.tagName)) return;
     const moves = { ArrowUp: { layer: state.layer - 1 }, ArrowDown: { layer: state.layer + 1 }, ArrowLeft: { head: state.head - 1 }, ArrowRight: { head: state.head + 1 }, ",": { position: Math.max(0, state.position - 1) }, ".": { position: state.position + 1 } };
-    if (/^[1-9]$/.test(event.key) && data.order[event.key - 1]) set({ view: data.order[event.key - 1] });
+    if (/^[0-9]$/.test(event.key) && data.order[(+event.key + 9) % 10]) set({ view: data.order[(+event.key + 9) % 10] });
     else if (event.key in moves && ["attention", "influence"].includes(state.view)) { event.preventDefault(); set(moves[event.key]); }
   });
   dark.addEventListener("change", () => { readColours(); cache.clear(); render(); });
