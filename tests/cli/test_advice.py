@@ -13,6 +13,7 @@ from tests.tasks.tables import recipe_for
 
 from qkv.cli.shared.advice import advice, write_option
 from qkv.runs.run import Run
+from qkv.spec.models.start import CheckpointStart
 from qkv.spec.recipe import Recipe
 from qkv.spec.recipes.preference_tasks import Preference
 
@@ -53,6 +54,21 @@ def test_a_run_that_did_not_fit_its_training_rows_needs_a_stronger_model() -> No
     found = advice(run_of(recipe_for("classification", training={"minutes": 2}), 20, loss=0.95))
     assert found.startswith("the model does not even fit the training rows, so it is too weak")
     assert found.endswith("qkv train classify --data table.jsonl --minutes 6 --out runs/mine-longer")
+
+
+@pytest.mark.parametrize(
+    ("adapt", "end"),
+    [
+        ("lora", "training all weights may: qkv train classify --from bert --data table.jsonl --adapt whole --out "),
+        ("whole", "a larger model to start from would"),
+    ],
+)
+def test_a_start_is_not_replaced_by_larger_models(adapt: str, end: str) -> None:
+    recipe = recipe_for("classification", training={"minutes": 2, "adapt": adapt})
+    found = advice(run_of(recipe.changed(start=CheckpointStart(source="bert")), 20, loss=0.95))
+    assert found.startswith("the model does not even fit the training rows, so it is too weak")
+    assert end in found
+    assert "larger models are tried" not in found
 
 
 def test_label_smoothing_alone_makes_no_model_too_weak() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -197,7 +198,10 @@ def _unusable(bad: Sequence[str], count: int, name: str, refuse: bool) -> list[s
     """
     if not bad:
         return []
-    some = "; ".join(bad[:_SHOWN]) + (f"; and {len(bad) - _SHOWN:,} more" if len(bad) > _SHOWN else "")
+    reasons = Counter(bad).most_common()
+    rest = len(bad) - sum(times for _, times in reasons[:_SHOWN])
+    some = "; ".join(f"{reason} ({times:,} times)" if times > 1 else reason for reason, times in reasons[:_SHOWN])
+    some += f"; and {rest:,} more" if rest else ""
     what = f"{len(bad):,} of {count:,} rows of {name}"
     if refuse or 2 * len(bad) > count:
         raise UserError(f"{what} cannot be used: {some}")

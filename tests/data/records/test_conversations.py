@@ -221,6 +221,21 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
         open_records(Data(source=str(path), columns={"prompt": "w"}), PREFERENCE_ROLES)
 
 
+def test_the_other_form_names_its_command_and_reasons_do_not_repeat(tmp_path: Path) -> None:
+    pairs = write(tmp_path / "pairs.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 9)
+    with pytest.raises(UserError, match=r"holds preferences; .* 'qkv train prefer', .* --completion chosen"):
+        open_records(pairs, CONVERSATION_ROLES)
+    talks = write(tmp_path / "talks.jsonl", [{"messages": messages(("a", "b"))}] * 9)
+    with pytest.raises(UserError, match=r"holds conversations, .* 'qkv train chat'"):
+        open_records(talks, PREFERENCE_ROLES)
+    with pytest.raises(UserError, match="such as --prompt prompt --completion reply"):
+        open_records(write(tmp_path / "c.jsonl", [{"reply": "b", "prompt": "a"}] * 9), CONVERSATION_ROLES)
+    kings = [{"messages": [{"role": name, "content": "a"}]} for name in ("king", "queen")]
+    with pytest.raises(UserError, match=r"'king'; line 2: .*'queen'; allowed: system") as refusal:
+        open_records(write(tmp_path / "d.jsonl", kings), CONVERSATION_ROLES)
+    assert str(refusal.value).count("allowed") == 1
+
+
 ANSWERS_OF_BRACKETS = [
     '{"name": "Bo", "legs": 8}',
     "[1, 2]",

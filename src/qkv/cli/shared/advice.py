@@ -47,12 +47,23 @@ def advice(run: Run) -> str:
         if lasting:
             return f"the last validation was the best, so more time helps: {command}"
         if _weak(run.metrics, validated, _least_loss(run)):
-            sentence = "the model does not even fit the training rows, so it is too weak, and more rows would not help"
-            return f"{sentence}; with more time, larger models are tried: {command}"
+            return _stronger(run, f"qkv train {verb}{start}{options}", command)
     if recipe.start.checkpoint is None and VERBS[verb].tunes and recipe.data.processor is None:
         command = f"qkv train {verb} --from NAME{options}"
         return f"validation stopped improving: more rows help, or a published encoder, such as a BERT: {command}"
     return "validation stopped improving: more rows help most"
+
+
+def _stronger(run: Run, line: str, longer: str) -> str:
+    """Return advice for a model that does not fit the training rows. line: command of the run; longer: with more time,
+    in which a training without a start tries larger models.
+    """
+    sentence = "the model does not even fit the training rows, so it is too weak, and more rows would not help"
+    if not run.recipe.start.checkpoint:
+        return f"{sentence}; with more time, larger models are tried: {longer}"
+    if run.recipe.training.adapt.kind == "whole":
+        return f"{sentence}; a larger model to start from would"
+    return f"{sentence}; training all weights may: {line} --adapt whole --out {shlex.quote(f'{run.folder}-whole')}"
 
 
 def _longer(run: Run) -> str:

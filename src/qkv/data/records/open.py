@@ -20,7 +20,7 @@ from qkv.data.records.held_out import RowPlace, RowPlaces, check_split, hold_out
 from qkv.data.records.model import BadRow, Records, Role
 from qkv.data.records.named import TABLES, named_tables
 from qkv.data.records.table import Row, Table
-from qkv.data.records.values import Missing, Unusable, Values
+from qkv.data.records.values import Missing, Unusable, Values, without_repeats
 from qkv.spec import data as spec
 from qkv.system.errors import UserError
 
@@ -204,7 +204,8 @@ def _judge(table: Table, read: Read, data: spec.Data, where: str, roles: Sequenc
 
 def _quoted(bad: Sequence[BadRow], count: int, table: Table) -> tuple[str, str]:
     """Return (number of bad rows out of ``count``, the first bad rows with their reasons), as text."""
-    some = "; ".join(f"{table.place(row.line)}: {row.reason}" for row in bad[:SHOWN])
+    reasons = without_repeats([row.reason for row in bad[:SHOWN]])
+    some = "; ".join(f"{table.place(row.line)}: {reason}" for row, reason in zip(bad, reasons, strict=False))
     some += f"; and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else ""
     return f"{len(bad):,} of {count:,} rows of {table.name}", some
 

@@ -25,6 +25,16 @@ class Unusable(Exception):
     """Raised for a row that cannot be used; its message is a reason that completes a sentence."""
 
 
+def without_repeats(reasons: Sequence[str]) -> list[str]:
+    """Return reasons of which only the last says what is allowed, where the next one allows the same."""
+    divided = [reason.partition("; allowed: ") for reason in reasons]
+    later = [*(allowed for _, _, allowed in divided[1:]), ""]
+    return [
+        first if allowed and allowed == following else reason
+        for reason, (first, _, allowed), following in zip(reasons, divided, later, strict=True)
+    ]
+
+
 class Missing(Unusable):
     """Raised for a row without a value for ``role``, because the cell is empty."""
 

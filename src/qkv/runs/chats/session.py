@@ -56,6 +56,8 @@ class ChatSession:
 
     def ask(self, text: str) -> RunningAnswer:
         """Add a message of the user, and begin the answer. Raises ``UserError``; the message is then not added."""
+        if not text.strip():
+            raise UserError("the message is empty; write one")
         before = self.messages[:-1] if self.messages and self.messages[-1]["role"] == "user" else self.messages
         return self._answer([*before, {"role": "user", "content": text}])
 

@@ -140,9 +140,14 @@ class ConversationalTask(ExampleTask):
 
 
 def _question(value: Any, role: str) -> list[dict[str, Any]]:
-    """Return the messages that ``value`` asks to answer. Raises ``Unusable`` if the last one is an answer."""
+    """Return the messages that ``value`` asks to answer: a conversation that ends with an answer is answered anew.
+
+    Raises ``Unusable`` if nothing is asked.
+    """
     read = read_text_or_messages(value, role)
     messages = [{"role": "user", "content": read}] if isinstance(read, str) else read
-    if not messages or messages[-1]["role"] == "assistant":
-        raise Unusable(f"{role}: the last message is an answer; give the messages before it")
+    while messages and messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    if not messages or not str(messages[-1]["content"]).strip():
+        raise Unusable(f"{role}: there is no message to answer")
     return messages

@@ -52,25 +52,42 @@ class ConversationCheck:
 def check_columns(table: Table, roles: Sequence[Role], columns: Mapping[str, str], where: str) -> None:
     """Raise ``UserError`` for a table of conversations or preferences in which no column was found for them."""
     names = [role.name for role in roles if role.kind == "messages"]
-    needed = ("chosen", "label") if "chosen" in names else ("messages", "prompt", "completion", "context")
+    needed = ("chosen", "label") if "chosen" in names else ("messages", "completion")
     if names and not any(name in columns for name in needed):
+        _refuse_the_other_form(table, names, columns)
         preferences = "prompt, chosen and rejected, or prompt, completion and label"
         forms = preferences if "chosen" in names else "messages, or prompt and completion"
-        raise UserError(_columns_sentence(table, forms, ("prompt", *_ANSWERS[needed[0]]), where))
+        raise UserError(_columns_sentence(table, forms, ("prompt", *_ANSWERS[needed[0]]), columns, where))
+
+
+def _refuse_the_other_form(table: Table, names: Sequence[str], columns: Mapping[str, str]) -> None:
+    """Raise ``UserError`` for conversations where preferences are read, and for preferences where conversations are."""
+    if "chosen" in names and "messages" in columns:
+        raise UserError(
+            f"{table.name} holds conversations, but no column tells which answers are better (chosen and rejected, or "
+            "label); train on the answers with 'qkv train chat'"
+        )
+    answers = [column for column in table.columns if column in ("chosen", "rejected")]
+    if "chosen" not in names and answers:
+        raise UserError(
+            f"{table.name} holds preferences; train on them with 'qkv train prefer', or on the answers of one column "
+            f"with --completion {answers[0]}"
+        )
 
 
 def check_any_column(table: Table, roles: Sequence[Role], columns: Mapping[str, str], where: str) -> None:
     """Raise ``UserError`` for a table of conversations or preferences in which no column has a known name."""
     if any(role.kind == "messages" for role in roles) and not columns:
         forms = "messages, of prompt and completion, or of prompt, chosen and rejected"
-        raise UserError(_columns_sentence(table, forms, ("prompt", "completion"), where))
+        raise UserError(_columns_sentence(table, forms, ("prompt", "completion"), columns, where))
 
 
-def _columns_sentence(table: Table, forms: str, roles: Sequence[str], where: str) -> str:
-    """Return the sentence on a table without known columns; it proposes ``roles`` for the first ones."""
+def _columns_sentence(table: Table, forms: str, roles: Sequence[str], columns: Mapping[str, str], where: str) -> str:
+    """Return the sentence on a table that lacks ``columns``; it proposes the other ones for ``roles``, in order."""
     count = len(table.columns)
     proposed = roles if count >= len(roles) else roles[1:] if count > 1 else ("messages",)
-    pairs = list(zip(proposed, table.columns, strict=False))
+    free = iter([column for column in table.columns if column not in columns.values()])
+    pairs = [(role, column) for role in proposed if (column := columns.get(role) or next(free, None))]
     options = " ".join(f"--{role} {shlex.quote(column)}" for role, column in pairs)
     settings = ", ".join(f"{role}: {column}" for role, column in pairs)
     return (
