@@ -8,6 +8,7 @@ from pathlib import Path
 
 NAMES, TOWNS, WORDS = ("Ann", "Bob", "Eva"), ("Paris", "Rome"), ("film", "plot", "actors", "scene")
 GERMAN = {"eins": "one", "zwei": "two", "drei": "three", "vier": "four"}
+NOTES = {"a": (0.1, 0.9, 0.8, 0.0), "b": (-0.9, -0.7, 0.1, 0.0)}
 
 
 def write_tables(folder: Path, rows: int = 80) -> None:
@@ -29,6 +30,12 @@ def write_tables(folder: Path, rows: int = 80) -> None:
     numbers = [[draw.randint(0, 5) for _ in range(3)] for _ in range(rows)]
     (folder / "prices.csv").write_text(
         "text,price\n" + "".join(f"{'a ' * a}{'b ' * b}x,{a + 10 * b}\n" for a, b, _ in numbers)
+    )
+    songs = [draw.choices("ab", k=draw.randint(1, 4)) for _ in range(rows)]
+    (folder / "songs.jsonl").write_text(
+        "".join(
+            json.dumps({"series": [v for x in song for v in NOTES[x]], "text": "".join(song)}) + "\n" for song in songs
+        )
     )
     counts = [draw.choices(list(GERMAN), k=draw.randint(1, 4)) for _ in range(rows)]
     (folder / "a.txt").write_text("".join(" ".join(line) + "\n" for line in counts))

@@ -41,6 +41,7 @@ CASES = {
     ),
     "multilabel": Case(("--data", "topics.csv", "--labels", "topics"), {"labels": "topics"}, "micro F1", ("a film",)),
     "regress": Case(("--data", "prices.csv", "--value", "price"), {"value": "price"}, "rmse", ("a b b x",)),
+    "transcribe": Case(("--data", "songs.jsonl"), {"transcript": "text"}, "WER", ("[0.1, 0.9, 0.8, 0, 0.9, 1]",)),
     "tag": Case(("--data", "names.conll"), {}, "F1", ("Ann lives in Rome",)),
     "answer": Case(("--data", "squad.json"), {}, "exact match", ("Who lives there?", "--context", "@page.txt")),
     "translate": Case(("--source", "a.txt", "--target", "b.txt"), {}, "BLEU", ("eins drei",)),
@@ -85,15 +86,17 @@ def test_every_verb_is_tried() -> None:
 
 @pytest.mark.parametrize("verb", CASES)
 def test_a_verb_trains_examines_and_answers(qkv: Call, here: Path, verb: str) -> None:
-    if verb in ("tag", "translate", "summarize"):
-        pytest.importorskip({"tag": "seqeval", "translate": "sacrebleu", "summarize": "rouge_score"}[verb])
+    needed = {"tag": "seqeval", "translate": "sacrebleu", "summarize": "rouge_score", "transcribe": "jiwer"}
+    if verb in needed:
+        pytest.importorskip(needed[verb])
     case, folder = CASES[verb], here / "runs" / verb
     said = qkv("train", verb, *case.typed, *SHORT, "--out", folder)
     assert said.code == 0, said.err
     recipe = read_recipe(folder)
     assert (recipe.task.kind, recipe.training.steps) == (VERBS[verb].task, 12)
     assert case.columns.items() <= recipe.data.columns.items()
-    assert recipe.data.columns.keys() >= {*VERBS[verb].columns.values()} - {"pair", "known", *processor_roles()}
+    optional = {"pair", "known", "speaker", *processor_roles(), *(("text",) if verb == "transcribe" else ())}
+    assert recipe.data.columns.keys() >= {*VERBS[verb].columns.values()} - optional
     assert "chosen for this data and this machine" in said.err
     assert "held out for validation" in said.err
     assert f"qkv predict {folder}" in said.out

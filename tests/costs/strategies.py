@@ -362,6 +362,7 @@ HEADS: dict[type[heads.Head], st.SearchStrategy[Any]] = {
     heads.RegressionHead: answering(heads.RegressionHead, pooling=POOLINGS),
     heads.TokenHead: answering(heads.TokenHead, num_classes=st.integers(1, 5)),
     heads.CRFHead: answering(heads.CRFHead, num_classes=st.integers(1, 5)),
+    heads.CTCHead: answering(heads.CTCHead, num_classes=st.integers(2, 5), blank=st.integers(0, 1)),
     heads.SpanHead: st.just(heads.SpanHead()),
     heads.VectorsHead: st.just(heads.VectorsHead()),
     heads.EdgesHead: st.builds(heads.EdgesHead, hidden=st.none() | st.integers(1, 5)),

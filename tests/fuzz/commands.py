@@ -61,6 +61,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "train tag": ("tag", "--data", "names.conll", "--out", "out", *SHORT),
     "train answer": ("answer", "--data", "squad.json", "--out", "out", *SHORT),
     "train regress": ("regress", "--data", "prices.csv", "--out", "out", *SHORT),
+    "train transcribe": ("transcribe", "--data", "songs.jsonl", "--out", "out", *SHORT),
     "train finetune": ("finetune", "--from", "lm", "--data", "reviews.csv", "--adapt", "head", "--out", "out", *SHORT),
     "predict": ("stars", "a good film"),
     "predict data": ("stars", "--data", "reviews.csv", "--out", "out.csv"),

@@ -17,7 +17,7 @@ from qkv.layers.tap import Recorder
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import GRU, LSTM, Attention, Branch, CausalConvolution, Convolution, FeedForward
-from qkv.spec.heads import ClassificationHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
+from qkv.spec.heads import ClassificationHead, CTCHead, Head, LanguageModelHead, RegressionHead, SpanHead, TokenHead
 from qkv.spec.masks import Causal, Full, Prefix
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.models.cross import AdditiveAttention, CrossAttention, FixedContext
@@ -185,6 +185,7 @@ HEADS: dict[str, Head] = {
     "regression": RegressionHead(pooling="max", hidden=6),
     "tags": TokenHead(num_classes=4),
     "tags, hidden": TokenHead(num_classes=4, hidden=7, activation="gelu", norm=LayerNorm(eps=0.1), hidden_bias=False),
+    "transcription": CTCHead(num_classes=4, blank=3),
     "classes, hidden": ClassificationHead(
         num_classes=3, pooling="first", hidden=6, activation="silu", norm=RMSNorm(), bias=False
     ),

@@ -14,7 +14,7 @@ from qkv.choosing.finetune import adapt_of, finetuned
 from qkv.choosing.guessed import with_processor
 from qkv.choosing.signals.register import RecipeRequest, choice_for, has_choice
 from qkv.choosing.signals.settings import MINUTES, short_form
-from qkv.choosing.verbs import tunes
+from qkv.choosing.verbs import reads_any_signal, tunes
 from qkv.costs.cost import cost
 from qkv.costs.measuring.machine import Machine, fits_memory
 from qkv.data.features.ngrams import words_of
@@ -153,7 +153,7 @@ def _recipe_request(
     """
     changes = list(overrides)
     data_spec = _with_processor_named(Data.parse(dict(data)), changes)
-    if choice_for(task) is None:
+    if choice_for(task) is None or reads_any_signal(task.kind):
         data_spec = with_processor(data_spec, task)
         if start is not None:
             data_spec = _with_processor_of(start, data_spec, changes)

@@ -39,6 +39,7 @@ VERBS = {
     "classify": Verb("classification", {"label": "label"}, signals=True),
     "multilabel": Verb("multilabel", {"labels": "labels"}, signals=True),
     "regress": Verb("regression", {"value": "value"}, signals=True),
+    "transcribe": Verb("transcription", {"transcript": "transcript", "speaker": "speaker"}, signals=True),
     "tag": Verb("token_classification", {"words": "words", "tags": "tags"}),
     "answer": Verb("question_answering", {"question": "question", "context": "context", "answers": "answers"}),
     "translate": Verb("translation", {"source": "source", "target": "target"}),
@@ -71,6 +72,11 @@ def task_named(task: str) -> str:
 def tunes(kind: str) -> bool:
     """Return True if published models can be fine-tuned for this kind of task with its verb; False without a verb."""
     return any(verb.tunes for verb in VERBS.values() if verb.task == kind)
+
+
+def reads_any_signal(kind: str) -> bool:
+    """Return True if the verb for this kind of task reads values of any processor; False without a verb."""
+    return any(verb.signals for verb in VERBS.values() if verb.task == kind)
 
 
 def split_settings(task: str, arguments: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:

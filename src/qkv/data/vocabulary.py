@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from qkv.data.features.token_ngrams import TokenNgrams
 from qkv.spec.errors import SpecError
 from qkv.spec.processors import INPUT, Processor
 from qkv.system.errors import UserError
@@ -20,7 +21,8 @@ from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 TARGET_FILE = "target_tokenizer.json"
 LABELS_FILE = "labels.json"
 PROCESSORS_FILE = "processors.json"
-FILES = (FILE_NAME, TARGET_FILE, LABELS_FILE, PROCESSORS_FILE)
+NGRAMS_FILE = "ngrams.json"
+FILES = (FILE_NAME, TARGET_FILE, LABELS_FILE, PROCESSORS_FILE, NGRAMS_FILE)
 """File names of a vocabulary; a run has only the files that it needs."""
 PRETRAINED = "pretrained"
 """Folder with copies of the trained runs that processors read, so that a run can be moved."""
@@ -35,12 +37,14 @@ class Vocabulary:
 
     tokenizer: for input text, ``NO_TEXT`` without any.   target: for output text, the same object if shared.
     labels: name of class i.   processors: encoders of other signals (image, audio, series), by name of the input.
+    ngrams: language model of the target texts of the training split, for a search; None if the task counts none.
     """
 
     tokenizer: Tokenizer = NO_TEXT
     target: Tokenizer = NO_TEXT
     labels: tuple[str, ...] = ()
     processors: Mapping[str, Processor] = field(default_factory=dict)
+    ngrams: TokenNgrams | None = None
 
     @property
     def has_text(self) -> bool:
@@ -80,6 +84,8 @@ class Vocabulary:
             write_file(folder / PROCESSORS_FILE, json.dumps(self._plain(), ensure_ascii=False, indent=1).encode())
         if self.has_text:
             self.tokenizer.save(folder / FILE_NAME)
+        if self.ngrams is not None:
+            write_file(folder / NGRAMS_FILE, json.dumps(self.ngrams.to_plain(), sort_keys=True).encode())
         for name, processor in self.processors.items():
             if processor.pretrained:
                 _copy(Path(getattr(processor, processor.pretrained)).expanduser(), folder / PRETRAINED / name)
@@ -96,7 +102,7 @@ class Vocabulary:
             return cls(labels=labels, processors=processors)
         tokenizer = Tokenizer.load(folder)
         target = Tokenizer.load(folder / TARGET_FILE) if (folder / TARGET_FILE).exists() else tokenizer
-        return cls(tokenizer, target, labels, processors or {})
+        return cls(tokenizer, target, labels, processors or {}, _ngrams(folder / NGRAMS_FILE))
 
     def _plain(self) -> dict[str, Any]:
         return {name: processor.to_dict() for name, processor in self.processors.items()}
@@ -119,6 +125,14 @@ def _labels(path: Path) -> tuple[str, ...]:
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise UserError(f"{path} is not a list of labels")
     return tuple(labels)
+
+
+def _ngrams(path: Path) -> TokenNgrams | None:
+    content = _read(path, "n-grams")
+    try:
+        return None if content is None else TokenNgrams.of_plain(content)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UserError(f"{path} is not a table of n-grams") from None
 
 
 def _processors(path: Path) -> dict[str, Processor] | None:

@@ -21,6 +21,8 @@ _KNOWN_AS = {
     "rougeL": "ROUGE-L",
     "ngrams": "n-grams",
     "auc": "AUC",
+    "wer": "WER",
+    "cer": "CER",
 }
 
 ERRORS = frozenset({"loss", "perplexity", "rmse", "mae", "bits_per_token", "bits_per_character", "bits_per_byte"}) | {
@@ -31,6 +33,11 @@ ERRORS = frozenset({"loss", "perplexity", "rmse", "mae", "bits_per_token", "bits
     "rmse_in_units",
     "mae_in_units",
     "calibration_error_before",
+    "wer",
+    "cer",
+    "wer_normalised",
+    "cer_normalised",
+    "token_error",
 }
 """Metrics for which lower is better."""
 

@@ -77,6 +77,10 @@ class Frontend(Part, slot=True):
         """Number of positions of every row, if it is fixed; None if rows have any length, or until it is known."""
         return None
 
+    def positions_of(self, size: int) -> int:
+        """Return the number of positions of a row of ``size`` values, such as frames or samples; by default equal."""
+        return self.num_positions or size
+
     @property
     def num_tokens(self) -> int | None:
         """Vocabulary size, the rows of the token embedding table; None without tokens, or if unknown."""

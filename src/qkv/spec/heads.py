@@ -32,6 +32,8 @@ class Head(Part, slot=True):
     """True if it needs rows of a fixed length, such as a head that concatenates all positions of a window."""
     weighs: ClassVar[bool] = True
     """True if its loss is a sum over targets, each of which can have a weight and a smoothed label."""
+    writes_text: ClassVar[bool] = False
+    """True if its classes are the tokens of the target's tokenizer."""
 
     @property
     def serves(self) -> str:
@@ -245,6 +247,34 @@ class CRFHead(Hidden, Classes, kind="crf"):
     per_position = True
     weighs = False
     instead_of = "tokens"
+
+
+class CTCHead(Hidden, Classes, kind="ctc"):
+    """Connectionist temporal classification (CTC, Graves et al. 2006): logits of the tokens and a blank per position.
+
+    z as in ``Hidden``. Loss: -log of the sum over all alignments of the text with the positions, in which equal
+    neighbours are merged and blanks removed. The blank is a class of its own, never a token of the text or padding.
+    """
+
+    per_position = True
+    weighs = False
+    writes_text = True
+    blank: int | None = Field(default=None, ge=0, description="class of the blank; default: the one after the tokens")
+
+    def sized(self, num_classes: int) -> Self:
+        """Return a copy for a tokenizer of ``num_classes`` tokens. Raises ``SpecError`` if the spec has fewer."""
+        if self.blank is not None:  # one of the ids of a published tokenizer
+            return super().sized(max(num_classes, self.blank + 1))
+        return super().sized(num_classes + 1).changed(blank=num_classes)
+
+    def unsized(self) -> Self:
+        return super().unsized().changed(blank=None)
+
+    def problems(self) -> list[Problem]:
+        if self.blank is not None and self.num_classes is not None and self.blank >= self.num_classes:
+            sentence = f"{self.blank} given, but the {self.num_classes} classes are numbered from 0"
+            return [*super().problems(), Problem(("blank",), f"{sentence}; give a smaller number")]
+        return super().problems()
 
 
 class SpanHead(Hidden, kind="spans"):

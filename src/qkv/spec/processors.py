@@ -28,6 +28,7 @@ Kind = Literal[
     "signal",
     "series",
     "messages",
+    "name",
 ]
 
 
@@ -92,6 +93,10 @@ class Processor(Part, slot=True):
         By default no setting is taken, and all are fitted to the new data.
         """
         return self
+
+    def values_of(self, size: int) -> int:
+        """Return the number of values of the signal of an encoded value of ``size``; by default equal."""
+        return size
 
     @property
     def num_simple(self) -> int | None:

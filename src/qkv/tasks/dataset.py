@@ -308,7 +308,7 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
             )
             raise SpecError([Problem(("model", "encoder", "share_embedding"), sentence)])
         model = model.changed(encoder=encoder)
-    return recipe.changed(model=_with_classes(model, vocabulary.labels), wide=wide)
+    return recipe.changed(model=_with_classes(model, vocabulary), wide=wide)
 
 
 def _with_processor(model: Model, vocabulary: Vocabulary) -> Model:
@@ -342,9 +342,9 @@ def _with_frontend(stack: Any, vocab_size: int, path: tuple[str, ...]) -> Any:
     return stack if sized is frontend else stack.changed(frontend=sized)
 
 
-def _with_classes(model: Model, labels: Sequence[str]) -> Model:
+def _with_classes(model: Model, vocabulary: Vocabulary) -> Model:
     try:
-        head = model.head.sized(len(labels))
+        head = model.head.sized(vocabulary.target.vocab_size if model.head.writes_text else len(vocabulary.labels))
     except SpecError as error:
         raise SpecError([problem.under("model", "head") for problem in error.problems]) from None
     return model if head is model.head else model.changed(head=head)

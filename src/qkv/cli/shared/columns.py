@@ -23,6 +23,8 @@ _OF_TASKS = {
     "summary": (_COLUMN, "Summary column."),
     "source": ("FILE|COLUMN", "Source text file; with --data, a column."),
     "target": ("FILE|COLUMN", "Translation of --source, line by line."),
+    "transcript": (_COLUMN, "Column of the texts of sounds."),
+    "speaker": (_COLUMN, "Column of speakers, whose error rates are told apart."),
     "words": (_COLUMN, "Column of words."),
     "tags": (_COLUMN, "Column of tags, one per word."),
     "question": (_COLUMN, "Question column."),

@@ -16,6 +16,8 @@ _SUMMARIES = {
     "multilabel": "Train a model that gives texts any number of labels, on a table with a column of lists of labels.",
     "regress": "Train a model that predicts a number from a text, an image, a series of numbers or a graph, on a table "
     "with a column of numbers.",
+    "transcribe": "Train a model that transcribes sounds, or series of numbers, on a table with columns of files "
+    "and of texts.",
     "tag": "Train a model that tags words, on CoNLL files or a table with columns of words and tags.",
     "answer": "Train a model that finds answers in a text, on SQuAD files or a table of questions and answers.",
     "translate": "Train a translator on two texts, line by line, or on a table with both languages.",

@@ -27,6 +27,7 @@ qkv train classify --data mine.csv --text review --label stars
 qkv train classify --data photos/
 qkv train multilabel --data mine.csv --text summary --labels genres
 qkv train regress --data mine.csv --text review --value price
+qkv train transcribe --data clips.csv
 qkv train translate --source a.txt --target b.txt
 qkv train forecast --data sales.csv --time date --value amount --horizon 14
 qkv train edges --data edges.csv
@@ -67,9 +68,9 @@ def train_command(
     """Train a model. An existing run in the folder is resumed.
 
     For a text file, the tokenizer, model size and length of training are chosen to fit the text and this machine. The
-    same holds for a table of examples after a verb: classify, multilabel, regress, tag, answer, translate, forecast,
-    edges, summarize, chat, prefer, or finetune, which infers the task from the data. 'qkv train classify --help' lists
-    options of a verb.
+    same holds for a table of examples after a verb: classify, multilabel, regress, transcribe, tag, answer, translate,
+    forecast, edges, summarize, chat, prefer, or finetune, which infers the task from the data. 'qkv train classify
+    --help' lists options of a verb.
     """
     changes = _changes(overrides or [], tensorboard, minutes)
     _train(

@@ -321,6 +321,7 @@ CONVERT: dict[str, Callable[[Any, str], Any]] = {
     "signal": _signal,
     "series": _signal,
     "messages": lambda value, name: value,
+    "name": lambda value, name: None if is_empty(value) else str(value).strip(),
 }
 """Function that converts a column's value for each kind of role.
 

@@ -181,6 +181,9 @@ class SeriesPatches(OfSeries, kind="series_patches"):
         """Return the number of patches of a window of ``steps`` steps."""
         return max(0, steps - self.patch) // self.stride + 1 + self.pad_end
 
+    def positions_of(self, size: int) -> int:
+        return self.num_positions or self.patches(size)
+
     def of_steps(self, steps: int) -> Self:
         if self.channels != "inverted" and steps < self.patch:
             raise SpecError([Problem(("patch",), f"a patch of {self.patch} steps is longer than a window of {steps}")])

@@ -179,6 +179,9 @@ class LogMel(Sounds, kind="log_mel"):
         """Size of the FFT."""
         return self.transform or self.frame
 
+    def values_of(self, size: int) -> int:
+        return self.frames(size)
+
     def frames(self, samples: int) -> int:
         """Return the number of frames of ``samples`` samples."""
         if self.centre:
@@ -251,6 +254,9 @@ class OfSound(Placed):
         for index in range(len(self.kernels)):
             length = self.after(length, index)
         return length
+
+    def positions_of(self, size: int) -> int:
+        return self.steps(size)
 
     def problems(self) -> list[Problem]:
         problems = super().problems()

@@ -13,8 +13,8 @@ from qkv.tasks.task import Evaluation
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
-def metric_library(name: str) -> Any:
-    """Import the library ``name``, one of the optional dependencies ``metrics``.
+def metric_library(name: str, extra: str = "metrics") -> Any:
+    """Import the library ``name``, one of the optional dependencies ``extra``.
 
     Raises ``UserError`` if it is not installed.
     """
@@ -22,7 +22,7 @@ def metric_library(name: str) -> Any:
         return import_module(name)
     except ImportError:
         raise UserError(
-            f"this metric is computed by {name.split('.')[0]}, which is not installed; pip install 'qkv[metrics]'"
+            f"this metric is computed by {name.split('.')[0]}, which is not installed; pip install 'qkv[{extra}]'"
         ) from None
 
 
