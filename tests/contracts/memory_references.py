@@ -43,6 +43,9 @@ def cross_attention(m: Any, v: Tensor, memory: Tensor) -> Tensor:
     part, (dk, dv) = m.spec, m.spec.dims(len(v))
     heads, groups = part.num_heads, part.kv_heads
     queries, mapped, mixed = affine(m.query, v), [affine(m.memory, slot) for slot in memory], []
+    if part.bias and not part.key_bias:
+        for row in mapped:
+            row[len(row) - len(m.value_bias) :] += m.value_bias
     for h in range(heads):
         g = h * groups // heads
         q = normed(queries[h * dk : (h + 1) * dk], m.query_norm, part.qk_norm)

@@ -210,6 +210,7 @@ SAMPLES: dict[str, tuple[Branch, ...]] = {
         CrossAttention(num_kv_heads=2, bias=False, output_bias=True, temperature=0.5),
         CrossAttention(num_heads=2, num_kv_heads=1, head_dim=6, value_dim=3, qk_norm=RMSNorm()),
         CrossAttention(num_heads=2, qk_norm=LayerNorm(eps=0.1)),
+        CrossAttention(num_kv_heads=2, key_bias=False),
     ),
     "differential_attention": (
         DifferentialAttention(),

@@ -319,6 +319,7 @@ MEMORY_BRANCHES: dict[type[cross.MemoryBranch], st.SearchStrategy[Any]] = {
         head_dim=SIZES,
         value_dim=SIZES,
         bias=st.booleans(),
+        key_bias=st.booleans(),
         output_bias=st.sampled_from([None, True, False]),
         qk_norm=HEAD_NORMS,
     ),

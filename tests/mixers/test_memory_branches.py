@@ -22,6 +22,7 @@ ALL: dict[str, Branch] = {
     "cross attention": CrossAttention(num_heads=2, num_kv_heads=1),
     "cross attention, capped": CrossAttention(num_heads=2, softcap=0.3),
     "cross attention, normed": CrossAttention(num_heads=3, qk_norm=True, value_dim=5),
+    "cross attention, biases apart": CrossAttention(num_heads=2, key_bias=False, value_dim=3),
     "additive attention": AdditiveAttention(hidden=7),
     **{f"fixed context, {how}": FixedContext(pooling=how) for how in ("first", "last", "mean", "max")},
 }
@@ -152,6 +153,18 @@ def test_additive_attention_in_blocks_gives_the_same(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(y, plain)
     for got, expected in zip(torch.autograd.grad(y.square().sum(), list(branch.parameters())), grads, strict=True):
         torch.testing.assert_close(got, expected)
+
+
+@torch.no_grad()
+def test_keys_without_a_bias_are_keys_whose_bias_is_zero() -> None:
+    apart, zero = (built(CrossAttention(num_heads=2, value_dim=3, key_bias=given)) for given in (False, True))
+    zero.memory.weight.copy_(apart.memory.weight)
+    zero.memory.bias.copy_(torch.cat((torch.zeros(WIDTH), apart.value_bias)))
+    zero.query.load_state_dict(apart.query.state_dict())
+    zero.output.load_state_dict(apart.output.state_dict())
+    assert apart.value_bias.abs().max() > 0
+    x, known = some(4), memory()
+    torch.testing.assert_close(at_once(apart, x, known), at_once(zero, x, known))
 
 
 @torch.no_grad()

@@ -44,6 +44,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "odd sizes": {"branches": ["attention(3, head_dim=10)", "feed_forward(hidden=57)"]},
     "part of the features": {"branches": ["attention(2, relative=rope(fraction=0.5))", "feed_forward(hidden=50)"]},
     "no norm weight": {"branches": ["attention(2)", "feed_forward"], "norm": "rms_norm(weight=false)"},
+    "keys without a bias": {
+        "branches": ["attention(4, num_kv_heads=2, value_dim=5, key_bias=false, relative=rope)", "feed_forward"]
+    },
 }
 
 
@@ -177,7 +180,7 @@ def test_threads_divide_rows_of_different_lengths(name: str, threads: int, monke
     texts = [tokens(1, length)[0].tolist() for length in lengths]
     settings = qkv.Generation(max_new_tokens=8, temperature=0.0)
     expected = generate(copy.deepcopy(model).double(), texts, settings)
-    monkeypatch.setattr(Steps, "_threads", lambda self, past, counts: threads)
+    monkeypatch.setattr(Steps, "_threads", lambda self, past, counts, memory: threads)
     assert generate(model, texts, settings) == expected
     queue, found = RequestQueue(model, None), dict[int, list[int]]()
     for text in texts:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from qkv.layers.branch import MemoryBranch, State
 from qkv.layers.context import Context, Memory
-from qkv.layers.layout import Layouts, from_heads, matrix
+from qkv.layers.layout import Layouts, from_heads, matrix, vector
 from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.layers.observable import Points, standard
@@ -50,7 +50,7 @@ class CrossAttention(MemoryBranch):
                               └ v (B, G, M, Dv) ─┴ attention ─ (B, N, H Dv) ─ output ─ (B, N, D)
 
     Vaswani et al. 2017. Dm is the memory's width, by default D. A row with an empty memory gives 0. The state is
-    read-only.
+    read-only. If values have a bias but keys do not, it is ``value_bias`` (G Dv), initialised to 0.
     """
 
     def __init__(self, part: spec.CrossAttention, width: int, memory_width: int | None = None):
@@ -59,7 +59,8 @@ class CrossAttention(MemoryBranch):
         self.head_dim, self.value_dim = part.dims(width)
         self.sizes = (part.kv_heads * self.head_dim, part.kv_heads * self.value_dim)
         self.query = Linear(width, part.num_heads * self.head_dim, bias=part.bias)
-        self.memory = Linear(memory_width or width, sum(self.sizes), bias=part.bias)
+        self.memory = Linear(memory_width or width, sum(self.sizes), bias=part.bias and not part.biases_apart)
+        self.value_bias = nn.Parameter(torch.zeros(self.sizes[1])) if part.biases_apart else None
         self.output = Linear(part.num_heads * self.value_dim, width, bias=part.ends_with_bias)
         self.query_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
         self.key_norm = build_norm(part.qk_norm, self.head_dim) if part.norms_heads else None
@@ -71,6 +72,7 @@ class CrossAttention(MemoryBranch):
             "query": matrix(q=(heads * self.head_dim, self.head_dim)),
             "memory": matrix(k=(k, self.head_dim), v=(v, self.value_dim)),
             "output": from_heads(heads * self.value_dim, self.value_dim),
+            "value_bias": vector("v", v, self.value_dim),
         }
 
     def points(self) -> Points:
@@ -80,11 +82,14 @@ class CrossAttention(MemoryBranch):
     def init_state(self, batch: int, capacity: int | None = None, memory: Memory | None = None) -> MemoryKeys:
         keys = super().init_state(batch, capacity, memory)
         assert memory is not None
+        # Every step reads them, the native one only if they are contiguous.
+        keys = keys._replace(keys=keys.keys.contiguous(), values=keys.values.contiguous())
         return keys if memory.lengths.is_meta else keys._replace(lengths=Counts.of(memory.lengths))
 
     def remember(self, memory: Memory) -> MemoryKeys:
         vectors, _ = memory.grid()
         k, v = self.memory(vectors).split(self.sizes, -1)
+        v = v if self.value_bias is None else v + self.value_bias.to(v.dtype)
         k = k.unflatten(-1, (self.part.kv_heads, self.head_dim)).transpose(1, 2)
         v = v.unflatten(-1, (self.part.kv_heads, self.value_dim)).transpose(1, 2)
         return MemoryKeys(k if self.key_norm is None else self.key_norm(k, _NOWHERE), v, memory.lengths)

@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 from qkv.spec import branches, heads, masks, parts
 from qkv.spec.base import Spec
 from qkv.spec.frontends import Text
+from qkv.spec.models import cross
 from qkv.spec.models.blocks import Block
 
 
@@ -31,7 +32,8 @@ _FEED_FORWARD = KnownFields(("hidden", "activation", "bias"), ("dropout",))
 _HEADS = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "temperature", "bias", "output_bias")
 FIELDS: dict[type[Spec], KnownFields] = {
     Block: KnownFields(("branches", "order", "norm", "norms", "residual"), ("dropout", "drop_path")),
-    branches.Attention: KnownFields((*_HEADS, "mask", "relative"), ("dropout",)),
+    branches.Attention: KnownFields((*_HEADS, "mask", "relative", "key_bias"), ("dropout",)),
+    cross.CrossAttention: KnownFields(_HEADS, ("dropout", "key_bias")),
     branches.FeedForward: _FEED_FORWARD,
     branches.GatedFeedForward: _FEED_FORWARD,
     masks.Causal: KnownFields(),

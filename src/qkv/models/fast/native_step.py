@@ -1,8 +1,8 @@
 """Decoding of a few new positions by the native library, for stacks whose parts it all supports.
 
-It supports pre-norm blocks of causal attention (any number of key/value heads, RoPE) and plain or gated feed-forward
-layers. Weights are in fp32, also with a low-rank adapter whose scale is 1, or quantised. Other stacks, and calls with a
-tap, gradients or hooks, run module by module. See ``qkv.ops.native.step``.
+It supports pre-norm blocks of causal attention (any number of key/value heads, RoPE), cross-attention and plain or
+gated feed-forward layers. Weights are in fp32, also with a low-rank adapter whose scale is 1, or quantised. Other
+stacks, and calls with a tap, gradients or hooks, run module by module. See ``qkv.ops.native.step``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from qkv.layers.linear.quantized import QuantizedLinear, QuantizedTable
 from qkv.layers.position_wise.feed_forward import FeedForward, GatedFeedForward
 from qkv.layers.residuals import Residual
 from qkv.mixers.attention.attention import Attention
+from qkv.mixers.attention.cross_attention import CrossAttention, MemoryKeys
 from qkv.models.block import Block, PreNorm
 from qkv.models.fast.fingerprint import Fingerprint, observed
 from qkv.models.fast.native_parts import beyond
@@ -38,13 +39,14 @@ from qkv.ops.native.step import (
     Held,
     InputNorm,
     Matrix,
+    ReadMemory,
     Rotation,
     Steps,
 )
 from qkv.ops.quantized.tiles import tiled_from
 from qkv.ops.selection.choices import Choice, choose
 from qkv.spec.base import Spec
-from qkv.state.arrival import Arrival
+from qkv.state.arrival import Arrival, Counts
 from qkv.state.pages import Paged
 from qkv.state.store import Dense
 
@@ -93,7 +95,7 @@ class NativeStep:
         return all(map(operator.is_, self._parts, parts)) and self.fingerprint.current()
 
     def takes(self, state: Sequence[Any]) -> bool:
-        """Return True if the library supports all parts, and each store of ``state`` is dense or paged, and in fp32."""
+        """Return True if the library supports all parts, and each store of ``state``: cache or memory, in fp32."""
         return self.known and all(map(_is_writable, self._stores(state)))
 
     def __call__(self, x: Tensor, arrival: Arrival, state: Sequence[Any]) -> Tensor:
@@ -153,6 +155,9 @@ class NativeStep:
         if type(body) is Attention:
             self._attention(body, norm)
             self._attentions.append((i, j))
+        elif type(body) is CrossAttention:
+            self._cross_attention(body, norm)
+            self._attentions.append((i, j))
         elif type(body) in (FeedForward, GatedFeedForward):
             self._feed_forward(body, norm)
         else:
@@ -160,10 +165,19 @@ class NativeStep:
 
     def _attention(self, body: Attention, norm: InputNorm | None) -> None:
         turning = self._rotation(body.relative)
-        sizes = Attending(body.num_heads, body.kv_heads, body.head_dim, body.value_dim, body.scale, turning)
+        biases = [None if bias is None else _readable(bias) for bias in (body.query_bias, body.value_bias)]
+        sizes = Attending(body.num_heads, body.kv_heads, body.head_dim, body.value_dim, body.scale, turning, *biases)
         self._modules.append(body.relative)
         self._multiply(body.qkv, STREAM, WIDE, norm)
         self.steps.attend(sizes, WIDE, MIXED)
+        self._multiply(body.output, MIXED, STREAM)
+
+    def _cross_attention(self, body: CrossAttention, norm: InputNorm | None) -> None:
+        """Add the steps of cross-attention; the state holds keys and values of the memory, with their biases."""
+        part = body.part
+        sizes = Attending(part.num_heads, part.kv_heads, body.head_dim, body.value_dim, body.scale)
+        self._multiply(body.query, STREAM, WIDE, norm)
+        self.steps.attend(sizes, WIDE, MIXED, memory=True)
         self._multiply(body.output, MIXED, STREAM)
 
     def _rotation(self, part: nn.Module) -> int:
@@ -237,7 +251,11 @@ def _readable(t: Tensor) -> Tensor:
 
 
 def _is_writable(store: Any) -> bool:
-    """Return True if the native library can write keys and values to ``store``."""
+    """Return True if the native library can write keys and values to ``store``, or read those of a memory."""
+    if type(store) is MemoryKeys:
+        return isinstance(store.lengths, Counts) and all(
+            t.dtype == torch.float32 and t.is_contiguous() for t in (store.keys, store.values)
+        )
     if type(store) is Paged:
         return store.like.dtype == torch.float32
     return type(store) is Dense and store.keys.dtype == torch.float32
@@ -245,6 +263,9 @@ def _is_writable(store: Any) -> bool:
 
 def _room(store: Any, arrival: Arrival) -> Held:
     """Return the memory of a store, grown if the new positions of the call need it."""
+    if type(store) is MemoryKeys:
+        assert isinstance(store.lengths, Counts)
+        return ReadMemory(store.keys, store.values, store.lengths)
     if type(store) is Paged:
         return PageTable(store.room(arrival), store.sizes.positions)
     return store.room(arrival.end)

@@ -20,7 +20,8 @@
 enum Input { AS_IT_IS, LAYER_NORM, RMS_NORM, RELU, RELU2, GELU, GELU_TANH, SILU, QUICK_GELU };
 
 // A product; attention if ``heads`` is not 0; only the input function if the product has no weights. ``from`` and
-// ``to`` are buffer indices; buffer 0 is the residual stream x. Attention reads concatenated queries, keys and values.
+// ``to`` are buffer indices; buffer 0 is the residual stream x. Attention reads concatenated queries, keys and values;
+// that to a memory, whose store has ``lengths``, reads queries only.
 struct Step {
     Product product;  // without x, y, rows
     long input;       // function applied to the product's input, an ``Input``
@@ -31,6 +32,7 @@ struct Step {
     long heads, kv_heads, key_width, value_width;
     double scale;
     long rotation;  // index of the rotation of queries and keys, or -1
+    const float *query_bias, *value_bias;  // added where the product has no bias of its own, because keys have none; null: none
 };
 
 // Rotation (RoPE) of queries and keys: cosines and sines (number, rotated). Vector v uses row v mod ``number``.
@@ -58,6 +60,7 @@ struct Store {
     float *keys, *values;
     float *const *pages;  // null: none
     long row_pages, capacity;
+    const long *lengths;  // (rows): positions of a memory, which is only read; null: the cache of a self-attention
 
     Held held(const Step &step, long row, long group) const {
         const long to_key = capacity * step.key_width, to_value = capacity * step.value_width;
@@ -69,7 +72,7 @@ struct Store {
 };
 
 struct Scratch {
-    std::vector<float> queries, scores;
+    std::vector<float> queries, scores, sum;
 };
 
 static INLINE Floats sigmoid(Floats x) { return 1.0f / (1.0f + exponential(-x)); }
@@ -133,6 +136,32 @@ static void rotate(const float *x, long width, const Rotation *by, long number, 
     std::memcpy(to + rotated, x + rotated, (width - rotated) * sizeof *x);
 }
 
+// to = x + bias; bias: null for none.
+static void add_bias(const float *x, const float *bias, long width, float *to) {
+    for (long i = 0; i < width; i++) to[i] = x[i] + (bias ? bias[i] : 0.0f);
+}
+
+// For one row and ``groups`` key heads of a memory of ``length`` positions: attend from the query heads that read these
+// key heads.
+static void attend_memory(const Step &step, const Store &store, const float *from, float *to, long row, const Span &span,
+                          long group, long groups, Scratch &scratch) {
+    const long width = step.key_width, value_width = step.value_width, share = step.heads / step.kv_heads;
+    const long heads = groups * share, first = group * share, whole = step.heads * value_width, length = store.lengths[row];
+    float *const out = to + span.first * whole + first * value_width;
+    if (!length) {
+        for (long n = 0; n < span.count; n++) std::memset(out + n * whole, 0, heads * value_width * sizeof *out);
+        return;
+    }
+    scratch.queries.resize(heads * span.count * width);
+    for (long n = 0; n < span.count; n++)
+        for (long i = 0; i < heads; i++)
+            std::memcpy(scratch.queries.data() + (i * span.count + n) * width,
+                        from + ((span.first + n) * step.heads + first + i) * width, width * sizeof *from);
+    attend({width, value_width, (float)step.scale, 0, nullptr, nullptr}, store.held(step, row, group),
+           {scratch.queries.data(), heads, share, span.count, first, length - 1, length, out, value_width, whole},
+           scratch.scores);
+}
+
 // For one row and ``groups`` key heads: store the new keys and values, and attend from the query heads that read these
 // key heads.
 static void attend_groups(const Step &step, const Store &store, const Rotation *by, const float *from, float *to, long row,
@@ -149,11 +178,19 @@ static void attend_groups(const Step &step, const Store &store, const Rotation *
         const float *const new_values = own + (step.heads + step.kv_heads) * width + group * value_width;
         float *const key = held.key(span.past + n, width), *const value = held.value(span.past + n, value_width);
         for (long g = 0; g < groups; g++) {
+            const float *const biases = step.value_bias ? step.value_bias + (group + g) * value_width : nullptr;
             rotate(new_keys + g * width, width, by, vector, key + g * held.to_key);
-            std::memcpy(value + g * held.to_value, new_values + g * value_width, value_width * sizeof *own);
+            add_bias(new_values + g * value_width, biases, value_width, value + g * held.to_value);
         }
-        for (long i = 0; i < heads; i++)
-            rotate(own + (first + i) * width, width, by, vector, q + (i * span.count + n) * width);
+        for (long i = 0; i < heads; i++) {
+            const float *query = own + (first + i) * width;
+            if (step.query_bias) {
+                scratch.sum.resize(width);
+                add_bias(query, step.query_bias + (first + i) * width, width, scratch.sum.data());
+                query = scratch.sum.data();
+            }
+            rotate(query, width, by, vector, q + (i * span.count + n) * width);
+        }
     }
     attend({width, value_width, (float)step.scale, 0, nullptr, nullptr}, held,
            {q, heads, share, span.count, first, span.past, span.past + span.count,
@@ -178,7 +215,7 @@ struct Team {
 static void attend_part(const Team &team, const Step &step, const Store &store, Scratch &scratch, long id, long threads) {
     const auto scores = [&](long row) {
         const Span &span = team.spans[row];
-        return span.count * (span.past + span.count);
+        return span.count * (store.lengths ? std::max(store.lengths[row], 1L) : span.past + span.count);
     };
     long whole = 0, at = 0;  // number of scores of all key heads: in all rows, in the rows before ``row``
     for (long row = 0; row < team.rows; row++) whole += scores(row) * step.kv_heads;
@@ -193,8 +230,13 @@ static void attend_part(const Team &team, const Step &step, const Store &store, 
         const long end = first(id + 1);
         for (long group = first(id); group < end;) {
             const long count = store.pages ? end - group : 1;
-            attend_groups(step, store, step.rotation < 0 ? nullptr : team.rotations + step.rotation,
-                          team.buffers[step.from], team.buffers[step.to], row, team.spans[row], group, count, scratch);
+            const float *const from = team.buffers[step.from];
+            float *const to = team.buffers[step.to];
+            if (store.lengths)
+                attend_memory(step, store, from, to, row, team.spans[row], group, count, scratch);
+            else
+                attend_groups(step, store, step.rotation < 0 ? nullptr : team.rotations + step.rotation, from, to, row,
+                              team.spans[row], group, count, scratch);
             group += count;
         }
         at += each * step.kv_heads;

@@ -9,9 +9,10 @@ The embedding, and the norm and product after the blocks, are optional. With sep
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 from weakref import ref
 
 import torch
@@ -56,6 +57,7 @@ class _Step(ctypes.Structure):
         *((name, _NUMBER) for name in ("origin", "to", "heads", "kv_heads", "key_width", "value_width")),
         ("scale", ctypes.c_double),
         ("rotation", _NUMBER),
+        *((name, _POINTER) for name in ("query_bias", "value_bias")),
     )
 
 
@@ -78,6 +80,7 @@ class _Store(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("keys", "values", "pages")),
         *((name, _NUMBER) for name in ("row_pages", "capacity")),
+        ("lengths", _POINTER),
     )
 
 
@@ -133,6 +136,7 @@ class Attending:
 
     heads, kv_heads: number of query heads and of key heads. key_width, value_width: features per head. scale: factor of
     the scores. rotation: index of its rotation (RoPE) in the ``rotations`` of ``Steps.run``, or -1 for none.
+    query_bias (H Dk), value_bias (G Dv): biases that the product before it lacks, because keys have none; else None.
     """
 
     heads: int
@@ -141,12 +145,24 @@ class Attending:
     value_width: int
     scale: float
     rotation: int = -1
+    query_bias: Tensor | None = None
+    value_bias: Tensor | None = None
 
 
-Held = tuple[Tensor, Tensor] | PageTable
-"""KV cache of an attention: (keys (B, G, C, Dk), values (B, G, C, Dv)) in fp32, or pages.
+class ReadMemory(NamedTuple):
+    """Keys (B, G, M, Dk) and values (B, G, M, Dv) of cross-attention in fp32, contiguous; lengths (B): number of
+    unpadded positions.
+    """
 
-It must have capacity for the new positions.
+    keys: Tensor
+    values: Tensor
+    lengths: Sequence[int]
+
+
+Held = tuple[Tensor, Tensor] | PageTable | ReadMemory
+"""KV cache of an attention: (keys (B, G, C, Dk), values (B, G, C, Dv)) in fp32, or pages; or the memory that it reads.
+
+A cache must have capacity for the new positions.
 """
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines (…, Dr) of the rotation (RoPE) of queries and keys.
@@ -163,10 +179,10 @@ class Steps:
         self._steps: list[_Step] = []
         self._array: ctypes.Array[_Step] | None = None
         self._embedding: _Embedding | None = None
-        self._widths, self._weights, self._position = [0] * 5, 0, 0
-        # Weak references, since KV caches of requests are freed while the steps remain in use. The tuple is replaced as
-        # a whole, since several threads may run the steps.
-        self._held: tuple[list[ref[Tensor]], ctypes.Array[_Store]] = [], (_Store * 0)()
+        self._widths, self._weights, self._position, self._memory_position = [0] * 5, 0, 0, 0
+        # Weak references, since KV caches of requests are freed while the steps remain in use. The description is
+        # replaced as a whole, since several threads may run the steps.
+        self._held = _Described([], (), (_Store * 0)(), [])
 
     def embed(self, table: Matrix, positions: Tensor | None = None, offset: int = 0) -> None:
         """Set the embedding x = E[token] + P[position + ``offset``], with which the step begins.
@@ -205,11 +221,17 @@ class Steps:
         self._steps.append(step)
         self._widths[to] = max(self._widths[to], width)
 
-    def attend(self, sizes: Attending, origin: int, to: int) -> None:
-        """Append attention over the KV cache; ``origin`` holds concatenated queries, keys and values."""
+    def attend(self, sizes: Attending, origin: int, to: int, memory: bool = False) -> None:
+        """Append attention over the KV cache; ``origin`` holds concatenated queries, keys and values.
+
+        memory: attention over a memory instead; ``origin`` holds queries only.
+        """
         step = _Step(origin=origin, to=to, heads=sizes.heads, kv_heads=sizes.kv_heads, scale=sizes.scale)
         step.key_width, step.value_width, step.rotation = sizes.key_width, sizes.value_width, sizes.rotation
-        self._position += 4 * sizes.kv_heads * (sizes.key_width + sizes.value_width)
+        step.query_bias, step.value_bias = _address(sizes.query_bias), _address(sizes.value_bias)
+        position = 4 * sizes.kv_heads * (sizes.key_width + sizes.value_width)
+        self._position += 0 if memory else position
+        self._memory_position += position if memory else 0
         self._steps.append(step)
         self._widths[to] = max(self._widths[to], sizes.heads * sizes.value_width)
 
@@ -223,14 +245,19 @@ class Steps:
 
     def _described(self, stores: Sequence[Held]) -> ctypes.Array[_Store]:
         """Return the KV caches as structs for the library; reuse those of the last run if the caches are the same."""
-        tensors = [t for store in stores for t in (store[:1] if isinstance(store, PageTable) else store)]
-        references, described = self._held
-        if len(references) != len(tensors) or not all(
-            old() is new for old, new in zip(references, tensors, strict=True)
+        tensors = [t for store in stores for t in (store[:1] if isinstance(store, PageTable) else store[:2])]
+        lengths = tuple(store.lengths for store in stores if isinstance(store, ReadMemory))
+        last = self._held
+        if (
+            len(last.tensors) != len(tensors)
+            or last.lengths != lengths
+            or not all(old() is new for old, new in zip(last.tensors, tensors, strict=True))
         ):
-            described = (_Store * len(stores))(*map(_described, stores))
-            self._held = list(map(ref, tensors)), described
-        return described
+            counts = [(_NUMBER * len(each))(*each) for each in lengths]
+            several = iter(counts)
+            described = (_Store * len(stores))(*(_described(store, several) for store in stores))
+            last = self._held = _Described(list(map(ref, tensors)), lengths, described, counts)
+        return last.stores
 
     def run(
         self,
@@ -272,7 +299,7 @@ class Steps:
             (_Rotation * len(rotations))(*map(_turning, rotations)),
             embedding if x is None else None,
             (_NUMBER * len(tokens))(*tokens),
-            self._threads(past, counts),
+            self._threads(past, counts, next((sum(s.lengths) for s in stores if isinstance(s, ReadMemory)), 0)),
         )
         return output
 
@@ -281,12 +308,27 @@ class Steps:
         x = x.contiguous()
         ctypes.memmove(place, x.data_ptr(), x.nbytes)
 
-    def _threads(self, past: Sequence[int], counts: Sequence[int]) -> int:
-        work = self._weights * sum(counts) + self._position * sum(past)
+    def _threads(self, past: Sequence[int], counts: Sequence[int], memory: int) -> int:
+        """Return the number of threads. memory: number of positions of the memories of all rows."""
+        work = self._weights * sum(counts) + self._position * sum(past) + self._memory_position * memory
         return torch.get_num_threads() if work >= _SMALL * len(self._steps) else 1
 
 
-def _described(store: Held) -> _Store:
+class _Described(NamedTuple):
+    """KV caches and memories as structs, with the arrays of lengths to which these point."""
+
+    tensors: list[ref[Tensor]]
+    lengths: tuple[Sequence[int], ...]
+    stores: ctypes.Array[_Store]
+    counts: list[ctypes.Array[ctypes.c_long]]
+
+
+def _described(store: Held, lengths: Iterator[ctypes.Array[ctypes.c_long]]) -> _Store:
+    """Return a struct for the library. lengths: arrays of the lengths of memories, in the order of the stores."""
+    if isinstance(store, ReadMemory):
+        keys, values, _ = store
+        place = ctypes.addressof(next(lengths))
+        return _Store(keys=keys.data_ptr(), values=values.data_ptr(), capacity=keys.shape[2], lengths=place)
     if isinstance(store, PageTable):
         addresses, size = store
         return _Store(pages=addresses.data_ptr(), row_pages=addresses.shape[1], capacity=size)

@@ -28,6 +28,11 @@ class CrossAttention(DotProduct, MemoryBranch, kind="cross_attention"):
     """
 
     softcap: float | None = Field(default=None, gt=0, description="c: logits s become c · tanh(s / c)")
+    key_bias: bool = Field(default=True, description="bias of keys, if bias is true (Whisper: false)")
+
+    @property
+    def biases_apart(self) -> bool:
+        return self.bias and not self.key_bias
 
     @property
     def growth(self) -> Growth:
