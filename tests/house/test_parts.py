@@ -36,6 +36,7 @@ ALLOWED = {
     ),
     "models/fast/native_step.py": "the native library carries out some parts and no others",
     "interop/images.py": "the format describes image processors and nothing else",
+    "interop/sounds.py": "the format describes processors of sound and nothing else",
     "interop/adapters/write.py": "the format describes low-rank matrices and nothing else",
     "runs/start.py": "a file with low-rank matrices is merged by their names",
 }

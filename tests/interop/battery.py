@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tests.interop.cases.case import Case
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import GenerationMixin
 
 from qkv.generation.decode.beam import beam_search
 from qkv.generation.decode.sample import generate
@@ -93,6 +94,21 @@ def rows_of(
     return rows, [torch.randint(4, highest, (max(1, 7 - i),), generator=generator).tolist() for i, _ in enumerate(rows)]
 
 
+def hears(pair: Pair) -> bool:
+    """True if the encoder reads frames of sound."""
+    return pair.ours.encoder is not None and not pair.ours.encoder.frontend.part.reads_tokens
+
+
+def sounds(pair: Pair) -> Signal:
+    """Random frames, one sound per row, of as many frames as the encoder has positions for."""
+    encoder = pair.ours.encoder
+    assert encoder is not None
+    length = pair.published.spec.encoder.context_length  # type: ignore[union-attr]
+    frames = encoder.frontend.random(len(pair.rows), length, torch.Generator().manual_seed(3))
+    assert pair.theirs.config.max_source_positions == length
+    return Signal(F.pad(frames.values, (0, 0, 0, 2 * length - frames.values.shape[1])))
+
+
 def our_words(pair: Pair, beams: int = 1) -> list[list[int]]:
     """The most probable tokens that qkv's model writes on after each row, or after each source, ``steps`` of them."""
     search = Generation(max_new_tokens=pair.case.steps, temperature=0.0, num_beams=beams)
@@ -100,7 +116,7 @@ def our_words(pair: Pair, beams: int = 1) -> list[list[int]]:
         return generate(pair.ours, pair.rows, search)
     ids, real = padded(pair.rows)
     with torch.no_grad():
-        memory = pair.ours.encode(Signal(ids, lengths=real.sum(1)))
+        memory = pair.ours.encode(sounds(pair) if hears(pair) else Signal(ids, lengths=real.sum(1)))
         found = beam_search(pair.ours, [[START]] * len(ids), search, memory=memory)
     return [best[0].tokens for best in found]
 
@@ -118,6 +134,10 @@ def their_words(pair: Pair, beams: int = 1) -> list[list[int]]:
     }
     if decodes:
         return pair.theirs.generate(ids, attention_mask=real, **options)[:, ids.shape[1] :].tolist()
+    if hears(pair):  # its own method divides what it hears into windows
+        frames = sounds(pair).values.mT
+        words = GenerationMixin.generate(pair.theirs, frames, decoder_start_token_id=START, **options)
+        return words[:, 1:].tolist()  # type: ignore[index]
     return pair.theirs.generate(ids, attention_mask=real, decoder_start_token_id=START, **options)[:, 1:].tolist()
 
 
@@ -172,6 +192,8 @@ def _their_logits(pair: Pair, row: int, text: Sequence[int]) -> Tensor:
     with torch.no_grad():
         if pair.ours.encoder is None:
             return pair.theirs(ids, use_cache=False).logits[0]
+        if hears(pair):
+            return pair.theirs(sounds(pair).values[row : row + 1].mT, decoder_input_ids=ids, use_cache=False).logits[0]
         return pair.theirs(torch.tensor([pair.rows[row]]), decoder_input_ids=ids, use_cache=False).logits[0]
 
 
@@ -216,7 +238,7 @@ def our_input(pair: Pair) -> tuple[Signal, Signal | None]:
     if pair.ours.encoder is None:
         return rows, None
     targets, there = padded(pair.targets)
-    return Signal(targets, lengths=there.sum(1)), rows
+    return Signal(targets, lengths=there.sum(1)), sounds(pair) if hears(pair) else rows
 
 
 def weights_difference(pair: Pair) -> float:
@@ -270,6 +292,8 @@ def _their_input(pair: Pair, left: bool = False) -> dict[str, Tensor]:
         return {"pixel_values": images(pair).values}
     ids, real = padded(pair.rows, left)
     given: dict[str, Tensor] = {"input_ids": ids, "attention_mask": real}
+    if hears(pair):
+        given = {"input_features": sounds(pair).values.mT}
     if pair.ours.encoder is not None:
         targets, there = padded(pair.targets)
         given |= {"decoder_input_ids": targets, "decoder_attention_mask": there}

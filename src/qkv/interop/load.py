@@ -26,6 +26,7 @@ from qkv.interop.mapping.family import Architecture, Family, ignored_keys, named
 from qkv.interop.mapping.names import Match, Reasons, matches, reason_for
 from qkv.interop.mapping.narrow import convert_inward, narrow_of
 from qkv.interop.registry import choose
+from qkv.interop.sounds import read_sound_processor
 from qkv.interop.writing import answering, beginning, going_on, unused_settings
 from qkv.models.edit.assign import Place, place, places_of
 from qkv.models.edit.quantize import can_hold_packed, hold_packed
@@ -51,9 +52,9 @@ class PublishedModel:
     number of tensors loaded. ``ignored`` and ``ignored_config`` list (name, reason) of tensors and config keys that
     were not loaded; ``kept`` contains the ignored tensors that an export writes back, by published name, and
     ``kept_config`` the keys of the config that go with them. ``begin``: ids with which the decoder of an
-    encoder–decoder starts. ``adapter``: PEFT adapter that was merged into the weights. ``processor``: image processor
-    from ``preprocessor_config.json``, or None. ``forms``: number of quantised tensors by the name of their format in
-    the file, such as "Q4_1".
+    encoder–decoder starts. ``adapter``: PEFT adapter that was merged into the weights. ``processor``: processor of
+    images or sounds from ``preprocessor_config.json``, or None. ``forms``: number of quantised tensors by the name of
+    their format in the file, such as "Q4_1".
     """
 
     folder: Path
@@ -126,7 +127,7 @@ def read_published(
     family, architecture = choose(config)
     stored = named_as_now(family, stored)
     spec = read_spec(family, architecture, config)
-    processor = read_processor(folder, spec)
+    processor = read_processor(folder, spec) or read_sound_processor(folder, spec)
     model, precision = _empty(sized_for(spec, processor), folder), _precision(dtype, stored)
     with apart_from_kept_memory():
         ignored = fill(model, family, architecture, stored, precision, Origin(folder, checkpoint.names()), narrow)

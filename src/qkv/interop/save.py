@@ -20,6 +20,7 @@ from qkv.interop.mapping.family import Family, read_spec
 from qkv.interop.mapping.names import matches, reason_for
 from qkv.interop.mapping.normal import normal
 from qkv.interop.registry import families
+from qkv.interop.sounds import written_sound_processor
 from qkv.models.transformer import Transformer
 from qkv.spec.model import Model
 from qkv.spec.processors import Processor
@@ -106,9 +107,9 @@ def save_published(
         if model.spec.frontend.reads_tokens:
             ids = {key: value for key, value in config.items() if key.endswith("_token_id")}
             write_json(folder / GENERATION, {**ids, **({"eos_token_id": list(ends)} if len(ends) > 1 else {})})
-        images = written_processor(processor)
-        if images is not None:
-            write_json(folder / PREPROCESSOR, images)
+        settings = written_processor(processor) or written_sound_processor(processor)
+        if settings is not None:
+            write_json(folder / PREPROCESSOR, settings)
         if tokenizer is not None:
             save_tokenizer(folder, tokenizer, model.spec)
     except OSError as error:

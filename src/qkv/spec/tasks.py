@@ -82,6 +82,23 @@ class Summarization(SequenceToSequence, kind="summarization"):
     """Summarisation; metric: ROUGE against all reference summaries of a text. Columns ``source`` and ``target``."""
 
 
+class SpeechToText(SequenceToSequence, kind="speech_to_text"):
+    """Transcription of speech by an encoder–decoder: -Σ log p(y_i | y_<i, sound) (Whisper, Radford et al. 2022).
+
+    Metrics: word and character error rate. Columns: the sound and ``text``.
+    """
+
+    reads_signals: ClassVar[bool] = True
+    joins_inputs: ClassVar[bool] = False
+
+    def model_problems(self, model: Model) -> list[Problem]:
+        encoder = model.encoder
+        if encoder is not None and encoder.frontend.processor is not None and encoder.frontend.processor.of_sounds:
+            return []
+        sentence = f"the task {self.kind!r} needs an encoder that reads sound"
+        return [Problem(("encoder",), f"{sentence}; give one with the front end mel_convolutions or wave_convolutions")]
+
+
 ClassWeights = Literal["none", "balanced"] | dict[str, Annotated[float, Field(gt=0)]]
 """Weights by label in the loss, or the name of a rule that chooses them."""
 _WEIGHTS = (

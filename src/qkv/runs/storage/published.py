@@ -8,10 +8,11 @@ from pathlib import Path
 from qkv.interop.files.places import PREPROCESSOR
 from qkv.interop.images import has_processor
 from qkv.interop.load import PublishedModel
+from qkv.interop.sounds import reads_sound
 from qkv.spec.data import Data
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
-from qkv.spec.tasks import MaskedTokens, NextToken, Task, Translation
+from qkv.spec.tasks import MaskedTokens, NextToken, SpeechToText, Task, Translation
 from qkv.spec.tokenizers import TokenizerFile
 from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
@@ -40,25 +41,31 @@ def _data(checkpoint: PublishedModel) -> Data:
     """Build the data settings of a published checkpoint: its tokenizer or its processor. Raises ``UserError`` if the
     processor is missing.
     """
-    needed = checkpoint.spec.frontend.processor
+    spec = checkpoint.spec
+    needed = (spec.encoder or spec).frontend.processor
     if needed is None:
         return Data(source=NOT_SAID, tokenizer=TokenizerFile(path=str(checkpoint.folder)))
     if checkpoint.processor is None:
         alone = "use qkv.interop.load.load_published, which loads only the model"
-        if not has_processor(checkpoint.spec):
+        if not has_processor(spec) and not reads_sound(spec):
             unknown = f"{checkpoint.folder} does not specify how {needed.kind} are read and standardised"
             raise UserError(f"{unknown}, and no published folder of this kind does; {alone}")
+        heard = reads_sound(spec)
+        how = "sounds are resampled and converted" if heard else f"{needed.kind} are resized and standardised"
         raise UserError(
-            f"{checkpoint.folder} holds no {PREPROCESSOR}, so it is not known how {needed.kind} are resized and "
-            f"standardised; add that file, or {alone}"
+            f"{checkpoint.folder} holds no {PREPROCESSOR}, so it is not known how {how}; add that file, or {alone}"
         )
+    if spec.frontend.reads_tokens:
+        tokenizer = TokenizerFile(path=str(checkpoint.folder))
+        return Data(source=NOT_SAID, processor=checkpoint.processor, tokenizer=tokenizer)
     return Data(source=NOT_SAID, processor=checkpoint.processor)
 
 
 def _task(checkpoint: PublishedModel) -> Task:
     if checkpoint.spec.encoder is not None and checkpoint.spec.head.predicts_tokens:
         begin = pieces(checkpoint.folder, checkpoint.tokenizer, checkpoint.begin) if checkpoint.tokenizer else ()
-        return Translation(begin=begin, framed=True).published()
+        task = SpeechToText(begin=begin) if reads_sound(checkpoint.spec) else Translation(begin=begin, framed=True)
+        return task.published()
     alone = "qkv.interop.load.load_published loads only the model"
     name = f"{checkpoint.folder}: {checkpoint.architecture} ({checkpoint.family})"
     if checkpoint.spec.encoder is not None:
@@ -86,7 +93,9 @@ def task_of_head(model: Model, name: str, advice: str = "name the task", encoder
     with ``advice`` if no task has such a head.
     """
     if model.head.predicts_tokens:
-        return Translation() if model.encoder else NextToken() if model.causal else MaskedTokens()
+        if model.encoder:
+            return SpeechToText() if reads_sound(model) else Translation()
+        return NextToken() if model.causal else MaskedTokens()
     tasks = [task for task in Task.kinds().values() if task.head == model.head.serves and task.reads == "examples"]
     if model.encoder is not None:
         tasks = [task for task in tasks if encoder and "begin" in task.model_fields]

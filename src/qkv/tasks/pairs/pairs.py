@@ -17,6 +17,7 @@ from qkv.data.batching.batch import IGNORED, Batch
 from qkv.data.batching.padding import lengths_or_none, padded
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.decode.beam import beam_search
+from qkv.layers.context import Memory
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
@@ -48,14 +49,36 @@ def write_after(
     ``begin``: strings of the special tokens that start a target; default: the bos token. ``inputs``: signals of the
     other inputs of each source, by name.
     """
-    first, end = marks(vocabulary, begin)
+    first, _ = marks(vocabulary, begin)
+    if model.encoder is None:
+        prompts = [[*source[:-1].tolist(), *first] for source in sources]
+        return _written(model, vocabulary, generation, prompts, begin, inputs=inputs)
+    ids, lengths = padded(sources)
+    return write_from(model, vocabulary, generation, Signal(ids, lengths), begin)
+
+
+def write_from(
+    model: Transformer, vocabulary: Vocabulary, generation: Generation, source: Signal, begin: Sequence[str] = ()
+) -> Iterator[list[int]]:
+    """Generate the target of each row of ``source``, the input of the encoder; see ``write_after``."""
+    first, _ = marks(vocabulary, begin)
     with torch.inference_mode(), evaluating(model):
-        if model.encoder is None:
-            prompts, memory = [[*source[:-1].tolist(), *first] for source in sources], None
-        else:
-            ids, lengths = padded(sources)
-            prompts, memory = [list(first) for _ in sources], model.encode(Signal(ids, lengths).to(model.device))
-        drawn, ends = vocabulary.target.vocab_size, {end, *generation.stop_token_ids}
+        memory = model.encode(source.to(model.device))
+    return _written(model, vocabulary, generation, [list(first)] * source.num_rows, begin, memory)
+
+
+def _written(
+    model: Transformer,
+    vocabulary: Vocabulary,
+    generation: Generation,
+    prompts: Sequence[Sequence[int]],
+    begin: Sequence[str],
+    memory: Memory | None = None,
+    inputs: Sequence[Mapping[str, Signal]] | None = None,
+) -> Iterator[list[int]]:
+    _, end = marks(vocabulary, begin)
+    drawn, ends = vocabulary.target.vocab_size, {end, *generation.stop_token_ids}
+    with torch.inference_mode(), evaluating(model):
         for best in beam_search(model, prompts, generation, end, memory=memory, drawn=drawn, inputs=inputs):
             yield [token for token in best[0].tokens if token not in ends] if best else []
 

@@ -1,0 +1,105 @@
+"""Conversion of processors of sound between qkv and ``preprocessor_config.json`` of published folders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from qkv.interop.files.folder import read_json
+from qkv.interop.files.places import PREPROCESSOR, PROCESSOR
+from qkv.interop.mapping.config import Config
+from qkv.spec.model import Model
+from qkv.spec.processors import Processor
+from qkv.spec.signals.sound import LogMel
+
+_IGNORED = (
+    "feature_extractor_type",
+    "processor_class",
+    "mel_filters",  # computed
+    "n_samples",
+    "nb_max_frames",
+    "padding_side",
+    "padding_value",
+    "return_attention_mask",
+    "dither",  # noise of amplitude 0 in every published model
+    "do_normalize",
+)
+"""Keys that do not affect the frames."""
+_HIGHEST = 8000.0
+"""Highest frequency of Whisper's bands in Hz."""
+
+
+def read_sound_processor(folder: Path, spec: Model) -> Processor | None:
+    """Read the processor of the published ``folder`` for a model of ``spec``.
+
+    Return None if the model reads no sound, or the folder has no processor. Raises ``UserError`` for a processor that
+    qkv cannot reproduce exactly.
+    """
+    if not reads_sound(spec):
+        return None
+    config = _config(folder)
+    if config is None:
+        return None
+    read: Callable[[Config], Processor] = config.word("feature_extractor_type", "WhisperFeatureExtractor", _READERS)
+    processor = read(config)
+    config.leave_unread(_IGNORED)
+    return processor
+
+
+def reads_sound(spec: Model) -> bool:
+    """Return True if a model of ``spec``, or its encoder, reads sound."""
+    needed = (spec.encoder or spec).frontend.processor
+    return needed is not None and needed.of_sounds
+
+
+def _config(folder: Path) -> Config | None:
+    """Read the settings of a feature extractor, which may be part of the file of a whole processor."""
+    file = folder / PREPROCESSOR
+    if file.is_file():
+        return Config(read_json(file), str(file))
+    file = folder / PROCESSOR
+    table = read_json(file).get("feature_extractor") if file.is_file() else None
+    return Config(table, f"{file}: feature_extractor") if isinstance(table, dict) else None
+
+
+def _whisper(config: Config) -> LogMel:
+    rate, size = config.size("sampling_rate", 16_000), config.size("n_fft", 400)
+    config.fixed("dither", 0.0, "the samples")
+    config.fixed("do_normalize", False, "the samples")
+    return LogMel.parse(
+        {
+            "rate": rate,
+            "seconds": float(config.size("chunk_length", 30)),
+            "bins": config.size("feature_size", 80),
+            "window": 1000 * size / rate,
+            "hop": 1000 * config.size("hop_length", 160) / rate,
+            "highest": None if rate == 2 * _HIGHEST else _HIGHEST,
+        },
+        config.source,
+    )
+
+
+_READERS: dict[str, Callable[[Config], Processor]] = {"WhisperFeatureExtractor": _whisper}
+"""Readers of the settings of published feature extractors, by their class."""
+
+
+def written_sound_processor(processor: Processor | None) -> dict[str, Any] | None:
+    """Build the contents of preprocessor_config.json for a processor of sound.
+
+    Return None if no published feature extractor gives the same values.
+    """
+    if not isinstance(processor, LogMel) or processor.rate is None or processor.seconds is None:
+        return None
+    keys = {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "sampling_rate": processor.rate,
+        "chunk_length": round(processor.seconds),
+        "feature_size": processor.bins,
+        "n_fft": processor.frame,
+        "hop_length": processor.step,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "return_attention_mask": False,
+    }
+    return keys if _whisper(Config(keys)) == processor.changed(changes=(), longest=60.0) else None
