@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from qkv.runs.inference.search import search as search
     from qkv.runs.run import Run as Run
     from qkv.runs.storage.save import save as save
+    from qkv.runs.transcription.transcribe import transcribe as transcribe
     from qkv.spec.errors import SpecError as SpecError
     from qkv.spec.files.overrides import override as override
     from qkv.spec.files.yaml_io import read_model as read_model
@@ -98,6 +99,7 @@ _HOMES = {
     "show": "qkv.api.functions",
     "swap": "qkv.api.functions",
     "train": "qkv.api.functions",
+    "transcribe": "qkv.runs.transcription.transcribe",
     "write_fixtures": "qkv.api.functions",
     "write_spec": "qkv.spec.files.yaml_io",
 }

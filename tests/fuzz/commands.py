@@ -83,6 +83,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "embed published": ("hf", "the fox"),
     "search": ("lm", "text.txt", "the fox"),
     "search published": ("hf", "text.txt", "the fox"),
+    "transcribe": ("lm", "text.txt", "--format", "srt"),
     "rerank": ("lm", "the fox", "a dog", "text"),
     "rerank published": ("hf", "the fox", "--data", "text.txt"),
     "health": ("lm", "--no-page"),

@@ -76,6 +76,9 @@ class Processor(Part, slot=True):
     of_sounds: ClassVar[bool] = False
     """True if a value is a sound, of samples over time."""
 
+    in_windows: ClassVar[bool] = False
+    """True if windows of a long sound can be read one by one, as frames of a whole number of samples."""
+
     makes_codes: ClassVar[bool] = False
     """True if values are converted to codes: ids that a language model reads and generates."""
 

@@ -31,6 +31,8 @@ def commands_of(folder: Path, checkpoint: PublishedModel) -> list[str]:
         commands.append(usage(task_of(run), folder)[1])
     if checkpoint.tokenizer is None:
         return commands
+    if run is not None and task_of(run).transcribes:
+        return [*commands, f"qkv transcribe {name} talk.wav --format srt"]
     if run is not None:
         commands += _of_text_to_text(run, name)
         if task_of(run).finds_entities:

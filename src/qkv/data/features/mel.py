@@ -80,15 +80,31 @@ def log_mel(samples: Tensor, spec: LogMel) -> Tensor:
     The rows are whole sounds: padding is part of the samples. Computed in float64, because the logarithm of a power
     near 0 keeps the rounding of the transform.
     """
+    if spec.form == "whisper":
+        levels = band_levels(samples, spec)
+        return raised_levels(levels, levels.amax((1, 2), keepdim=True))
+    bands = _bands(samples, spec)
+    levels = bands.clamp(min=spec.floor).log() if spec.scale == "kaldi" else (bands + spec.floor).log()
+    return levels.to(torch.float32)
+
+
+def band_levels(samples: Tensor, spec: LogMel) -> Tensor:
+    """Return log10 of the powers (B, T, bins) in the bands of samples (B, S), at least -10, in float64."""
+    return _bands(samples, spec).clamp(min=1e-10).log10()
+
+
+def raised_levels(levels: Tensor, highest: Tensor | float) -> Tensor:
+    """Return the frames of Whisper from ``levels``: raised to at least ``highest`` - 8, then (y + 4) / 4, in float32.
+
+    ``highest``: maximum over the whole sound, of which ``levels`` may be a part.
+    """
+    return ((levels.clamp(min=highest - 8.0) + 4.0) / 4.0).to(torch.float32)
+
+
+def _bands(samples: Tensor, spec: LogMel) -> Tensor:
+    """Return the powers (B, T, bins) in the mel bands of samples (B, S), in float64."""
     window, filters = _tables(spec.changed(changes=(), mean=None, deviation=None))
-    power = _powers(samples.to(torch.float64) * spec.multiplier, spec, window)
-    bands = power @ filters
-    if spec.form == "log":
-        levels = bands.clamp(min=spec.floor).log() if spec.scale == "kaldi" else (bands + spec.floor).log()
-        return levels.to(torch.float32)
-    levels = bands.clamp(min=1e-10).log10()
-    levels = torch.maximum(levels, levels.amax((1, 2), keepdim=True) - 8.0)
-    return ((levels + 4.0) / 4.0).to(torch.float32)
+    return _powers(samples.to(torch.float64) * spec.multiplier, spec, window) @ filters
 
 
 def _powers(samples: Tensor, spec: LogMel, window: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from qkv.generation.engine import DecodedRow, Engine, Next, Reading
 from qkv.generation.logits.constrain import Constraint, Guide
 from qkv.generation.logits.filters import history
 from qkv.generation.logits.forbid import LogitLine, forbid
+from qkv.generation.logits.speech import LogitRule
 from qkv.layers.context import Memory
 from qkv.layers.signal import Signal
 from qkv.models.evaluating import evaluating
@@ -34,7 +35,8 @@ from qkv.system.errors import UserError
 
 class TokenScore(NamedTuple):
     """Natural logarithm of a sampled token's probability, and (id, log probability) of the most probable tokens, best
-    first. Both are computed from the model's logits, before temperature and filters.
+    first. Both are computed from the model's logits, before temperature and filters; for a row with a rule, from the
+    logits that the rule leaves.
     """
 
     log_probability: float
@@ -68,7 +70,8 @@ class _Row:
     """Settings and decoding helpers of a row.
 
     seed: seed of its random numbers. begin: number of prompt tokens. most: maximum number of tokens, prompt included.
-    alternatives: see ``Sampling.admit``. guide: ``Guide`` of its constraint. speculator: proposes tokens for the row.
+    alternatives, rule: see ``Sampling.admit``. guide: ``Guide`` of its constraint. speculator: proposes tokens for the
+    row.
     """
 
     generation: Generation
@@ -79,6 +82,7 @@ class _Row:
     alternatives: int | None
     guide: Guide | None
     speculator: Speculator | None
+    rule: LogitRule | None = None
 
 
 class Sampling:
@@ -136,6 +140,7 @@ class Sampling:
         constraint: Constraint | None = None,
         speculator: Speculator | None = None,
         inputs: Sequence[Mapping[str, Signal]] | None = None,
+        rules: Sequence[LogitRule] | None = None,
     ) -> list[int]:
         """Add prompts, also while other rows decode; return their row indices. The next step reads them.
 
@@ -144,7 +149,7 @@ class Sampling:
         prompt. alternatives: None, or the number of most probable tokens to return with the score of each sampled
         token. constraint: regular expression or schema that the new text must match. speculator: proposes tokens for
         speculative decoding, see ``qkv.generation.decode.speculate``. inputs: values of the inputs other than text of
-        each prompt, see ``Signal.inputs``.
+        each prompt, see ``Signal.inputs``. rules: for each prompt, a rule that changes the logits of its new tokens.
 
         Raises ``UserError`` for invalid prompts, a model that cannot generate, num_beams > 1, and a constraint or a
         draft that does not fit the model and the settings.
@@ -167,8 +172,8 @@ class Sampling:
         for i, (row, prompt) in enumerate(zip(added, prompts, strict=True)):
             self.texts[row] = list(prompt)
             begin, guide = len(prompt), constraint and constraint.guide()
-            most, uniforms = begin + settings.max_new_tokens, Uniforms(first + i)
-            self._rows[row] = _Row(settings, first + i, uniforms, begin, most, alternatives, guide, speculator)
+            most, uniforms, rule = begin + settings.max_new_tokens, Uniforms(first + i), rules[i] if rules else None
+            self._rows[row] = _Row(settings, first + i, uniforms, begin, most, alternatives, guide, speculator, rule)
         going = [row for row in added if not self._has_ended(row)]
         values = None if inputs is None else [inputs[row - added[0]] for row in going]
         self.engine.admit([self.texts[row] for row in going], going, memory, values)
@@ -275,7 +280,8 @@ class Sampling:
         spans = laid([self._span(row.key) for row in rows])
         logits = reading.ends([len(span.lines) for span in spans]) if self._proposals else reading.logits()
         logits = at_least_single(logits)
-        drawable = self._guided(rows, spans, adjusted(self._drawable(spans, logits), spans))
+        possible = self._drawable(rows, spans, logits)
+        drawable = self._guided(rows, spans, adjusted(possible, spans))
         verified_tokens = verified(spans, drawable, self._seen(rows, spans, logits))
         token_lists = [self._accepted(row.key, tokens) for row, tokens in zip(rows, verified_tokens, strict=True)]
         if self._proposals:
@@ -285,15 +291,15 @@ class Sampling:
             self.engine.cut(lengths)
         going: list[Next] = []
         for place, (row, span, tokens) in enumerate(zip(rows, spans, token_lists, strict=True)):
-            self._append(row.key, span, tokens, logits)
+            self._append(row.key, span, tokens, logits if self._rows[row.key].rule is None else possible)
             if not self._has_ended(row.key):
                 going.append(Next(place, tokens[-1:]))
         return going
 
-    def _drawable(self, spans: Sequence[RowSpan], logits: Tensor) -> Tensor:
+    def _drawable(self, rows: Sequence[DecodedRow], spans: Sequence[RowSpan], logits: Tensor) -> Tensor:
         """Restrict logits to the ids that may be sampled: a view of the first columns, with -inf for the ids that the
-        settings of a row forbid. With a repetition penalty all columns stay and ids that may not be sampled get -inf,
-        because the penalty indexes the logits by prompt tokens, which may be any ids.
+        settings of a row forbid, and changed by the rule of the row. With a repetition penalty all columns stay and ids
+        that may not be sampled get -inf, because the penalty indexes the logits by prompt tokens, which may be any ids.
         """
         if self._allowed is not None and all(span.generation.repetition_penalty == 1.0 for span in spans):
             logits = logits[:, : self._allowed]
@@ -301,11 +307,18 @@ class Sampling:
             logits = torch.where(
                 torch.arange(logits.shape[-1], device=logits.device) < self._allowed, logits, -torch.inf
             )
-        if not any(span.generation.forbids for span in spans):
+        if any(span.generation.forbids for span in spans):
+            logits = forbid(
+                logits, [LogitLine(text, span.begin, span.generation) for span in spans for text in span.prefixes]
+            )
+        ruled = [(span, rule) for row, span in zip(rows, spans, strict=True) if (rule := self._rows[row.key].rule)]
+        if not ruled:
             return logits
-        return forbid(
-            logits, [LogitLine(text, span.begin, span.generation) for span in spans for text in span.prefixes]
-        )
+        logits = logits.clone()
+        for span, rule in ruled:
+            for line, written in zip(span.lines, span.written, strict=True):
+                rule(logits[line], written)
+        return logits
 
     def _span(self, key: int) -> RowSpan:
         state = self._rows[key]

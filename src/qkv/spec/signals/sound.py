@@ -144,6 +144,7 @@ class LogMel(Sounds, kind="log_mel"):
     t · hop, with reflection or zeros beyond the ends; else it begins there.
     """
 
+    in_windows: ClassVar[bool] = True
     bins: int = Field(default=80, gt=1, le=1000, description="number of mel bands")
     window: float = Field(default=25.0, gt=0, le=1000, description="length of a window, in ms")
     hop: float = Field(default=10.0, gt=0, le=1000, description="time from a window to the next, in ms")
