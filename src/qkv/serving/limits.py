@@ -36,11 +36,12 @@ UNREAD = 64
 class Limits:
     """Limits of each model and request.
 
-    body: bytes of a request's body. tokens: prompt and new tokens of one text together; None: the model's context
-    length, but at least 2,048. batch: number of texts that are generated at once. queue: number of waiting texts, and
-    of waiting calls (embeddings, predictions). memory: bytes of decoding states per model; None for no bound. seconds:
-    time for one request from its arrival; None for no limit. read_seconds: time in which a body has to arrive. strict:
-    refuse requests that have parameters without effect. inspect: answer requests for values inside the models.
+    body: bytes of a request's body. sound: bytes of a body with a sound, if that is more. tokens: prompt and new tokens
+    of one text together; None: the model's context length, but at least 2,048. batch: number of texts that are
+    generated at once. queue: number of waiting texts, and of waiting calls (embeddings, predictions). memory: bytes of
+    decoding states per model; None for no bound. seconds: time for one request from its arrival; None for no limit.
+    read_seconds: time in which a body has to arrive. strict: refuse requests that have parameters without effect.
+    inspect: answer requests for values inside the models.
     """
 
     body: int = 8 * 2**20
@@ -52,3 +53,4 @@ class Limits:
     read_seconds: float = 60.0
     strict: bool = False
     inspect: bool = False
+    sound: int = 32 * 2**20

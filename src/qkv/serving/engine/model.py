@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from qkv.generation.decode.speculate import Speculator
 from qkv.generation.logits.constrain import Constraint
 from qkv.generation.queue.requests import Request, RequestQueue
@@ -20,6 +22,7 @@ from qkv.runs.inference.embed import embed_opened, matryoshka, opened
 from qkv.runs.inference.end_tokens import writing
 from qkv.runs.inference.rerank import scorer_kind
 from qkv.runs.run import Run, task_of
+from qkv.runs.transcription.transcribe import transcriber_of
 from qkv.serving.engine.pictures import PictureReader
 from qkv.serving.engine.warm import attempt, write_twice
 from qkv.serving.engine.worker import Worker
@@ -45,6 +48,7 @@ class ServedModel:
 
     writes: True if it generates text, after a prompt or, with an encoder, from a source. embeds: True if it computes
     embeddings of texts. reranks: True if it scores documents for a query. predicts: True if its task has predictions.
+    transcribes: True if it writes the text of a sound, and nothing else.
     """
 
     def __init__(
@@ -72,9 +76,11 @@ class ServedModel:
         # A decoder that generates from a source is served only if it has named inputs, which messages can contain.
         reads = (model.encoder is not None) == self.task.writes_from_source or bool(run.recipe.data.inputs)
         self.writes = text and written and reads
-        self.embeds, self.reranks = text, bool(scorer_kind(run, self.embedding))
-        self.predicts = bool(self.task.asks) or self.task.predicts_tables
-        if not (self.writes or self.embeds or self.predicts):
+        self.transcribes = self.task.transcribes
+        self.embeds = text and not self.transcribes
+        self.reranks = not self.transcribes and bool(scorer_kind(run, self.embedding))
+        self.predicts = not self.transcribes and (bool(self.task.asks) or self.task.predicts_tables)
+        if not (self.writes or self.embeds or self.predicts or self.transcribes):
             raise UserError(f"{run.folder}: the model yields no text, embeddings or predictions that can be served")
         queued, keep = (model, self.tokenizer, limits.memory, limits.batch, limits.queue), limits.memory or KEPT
         speculator = speculation(run) if speculation is not None and self.writes else None
@@ -93,7 +99,15 @@ class ServedModel:
             steps += [lambda: self.chat_prompt([{"role": "user", "content": "1"}], {}), lambda: self.chat_ends]
         if self.embeds:
             steps.append(lambda: embed_opened(self.run, self.embedding, [self._word]))
+        if self.transcribes:
+            steps.append(self._hear)
         attempt(steps)
+
+    def _hear(self) -> None:
+        """Transcribe a second of noise with a few tokens."""
+        noise = (np.random.default_rng(0).standard_normal(16_000) / 10).astype(np.float32)
+        options = {"max_new_tokens": 4, "temperatures": (0.0,), "guard": False}
+        transcriber_of(self.run, options).transcribe((noise, 16_000))
 
     def _write(self) -> None:
         """Generate a short text twice, from the tokens of a word."""
@@ -194,6 +208,7 @@ class ServedModel:
             "embeddings": self.embeds,
             "rerank": self.reranks,
             "predict": self.predicts,
+            "transcriptions": self.transcribes,
         }
         return {
             "id": self.name,

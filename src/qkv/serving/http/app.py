@@ -33,6 +33,7 @@ from qkv.serving.http.inspections import inspections
 from qkv.serving.http.predictions import predictions
 from qkv.serving.http.reranking import rerankings
 from qkv.serving.http.responses import responses
+from qkv.serving.http.transcriptions import transcriptions, translations
 from qkv.serving.requests.effects import HEADER, header
 
 Endpoint = Callable[[HttpRequest, Service], Awaitable[Response]]
@@ -83,6 +84,8 @@ def app_of(service: Service, access: Access) -> Starlette:
         "/v1/rerank": rerankings,
         "/v1/inspect": inspections,
         "/predict": predictions,
+        "/v1/audio/transcriptions": transcriptions,
+        "/v1/audio/translations": translations,
     }
     gets: dict[str, Endpoint] = {"/": page, "/health": health, "/metrics": metrics, "/v1/models": models}
     gets["/v1/models/{name:path}"] = one_model
