@@ -100,6 +100,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "first_token": ("fresh process to its first token", "qkv", "ratio: none"),
     "startup": ("import qkv", "qkv --help"),
     "time_to_loss": ("left out: nanoGPT", "loss over the whole validation split", "qkv fast"),
+    "transcription": ("Whisper tiny, fp32", "qkv", "Whisper tiny, int8", "memory over a sound", "62 s"),
     "translation": ("German to English", "BLEU tokenized", "nrefs:1", "the table and the curves are in"),
     "train_step": ("left out: nanoGPT", "fp32", "bf16", "ratio: none"),
 }
