@@ -223,6 +223,18 @@ def test_a_prompt_that_contradicts_the_answer_is_refused() -> None:
         encode_chat(template_of("chatml", text=text), TURNS)
 
 
+def test_the_refusal_of_a_file_that_is_no_template_is_short() -> None:
+    text = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+        + "x = 1\n" * 200
+        + "{% if add_generation_prompt %}?{% endif %}"
+    )
+    core = tokenizers.Tokenizer(models.BPE({chr(i): i for i in range(128)}, []))
+    with pytest.raises(UserError, match="in another form than it asks for") as refusal:
+        encode_chat(ChatTemplate(text, Tokenizer(core)), TURNS)
+    assert len(str(refusal.value)) < 300
+
+
 def test_a_tokenizer_without_an_end_token_is_refused_where_the_template_writes_none() -> None:
     core = tokenizers.Tokenizer(models.BPE({chr(i): i for i in range(128)}, []))
     template = ChatTemplate(STYLES["alpaca"].text(), Tokenizer(core))

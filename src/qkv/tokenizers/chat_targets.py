@@ -158,8 +158,9 @@ def _begin_of_answer(opening: str, whole: str) -> int:
             return len(whole) - len(whole[len(shorter) :].lstrip())
     same = _shared_length(opening, whole)
     raise UserError(
-        f"the chat template writes an answer in another form than it asks for: its prompt ends in {opening[same:]!r}, "
-        f"and the answer goes on with {whole[same : same + 40]!r}; use a template whose prompt begins the answer"
+        "the chat template writes an answer in another form than it asks for: its prompt ends in "
+        f"{opening[same : same + 40]!r}, and the answer goes on with {whole[same : same + 40]!r}; use a "
+        "template whose prompt begins the answer"
     )
 
 
