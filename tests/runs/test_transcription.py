@@ -15,7 +15,9 @@ from transformers import GenerationConfig
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
+import qkv
 from qkv.data.features.mel import log_mel
+from qkv.data.vocabulary import Vocabulary
 from qkv.generation.logits.speech import TranscriptRule
 from qkv.models.fast.native_token import decoding_path
 from qkv.ops.native import library
@@ -26,8 +28,14 @@ from qkv.runs.transcription.transcribe import transcriber_of
 from qkv.runs.transcription.transcript import SpokenSegment, SpokenWord, Transcript
 from qkv.runs.transcription.windows import SoundWindows
 from qkv.runs.transcription.word_times import TimedToken, focused, group_words, warp
+from qkv.runs.transcription.writing import WindowWriter
+from qkv.spec import tokenizers
+from qkv.spec.processors import INPUT
+from qkv.spec.recipe import Recipe
 from qkv.spec.signals.sound import LogMel
 from qkv.system.errors import UserError
+from qkv.tasks.sound.transcription import TranscriptionTask
+from qkv.tokenizers.train import train
 
 PLAIN: dict[str, Any] = {
     "guard": False,
@@ -50,7 +58,7 @@ def run(folder: Path) -> Run:
 
 
 def our_segments(run: Run, samples: np.ndarray, **options: Any) -> list[tuple[float, float, list[int]]]:
-    transcript = transcriber_of(run, {**PLAIN, **options}).transcribe((samples, speech.RATE))
+    transcript = qkv.transcribe(run, (samples, speech.RATE), **{**PLAIN, **options})
     return [(each.start, each.end, list(each.tokens)) for each in transcript.segments]
 
 
@@ -92,22 +100,21 @@ def test_texts_that_fail_are_written_again_hotter(folder: Path, run: Run, monkey
     monkeypatch.setattr(torch, "multinomial", lambda chances, num_samples: chances.argmax(-1, keepdim=True))
     monkeypatch.setattr("qkv.generation.logits.filters.draw_by", lambda weights, _: weights.argmax(-1))
     samples = speech.sound(seed=2)
-    transcriber = transcriber_of(run, {**PLAIN, "language": "en", "temperatures": (0.0, 0.4, 0.8)})
+    options: dict[str, Any] = {**PLAIN, "language": "en", "temperatures": (0.0, 0.4, 0.8)}
     figures = [
-        (window.log_probability, window.compression)
-        for window in transcriber.transcribe((samples, speech.RATE)).segments
+        (segment.log_probability, segment.compression)
+        for segment in qkv.transcribe(run, (samples, speech.RATE), **options).segments
     ]
     chances, ratios = (sorted(set(each)) for each in zip(*figures, strict=True))
     least, most = (sum(chances[len(chances) // 2 - 1 :][:2]) / 2, sum(ratios[-2:]) / 2)  # between two windows
     tried = list[float]()
-    sample = type(transcriber.writer)._sample
+    sample = WindowWriter._sample
     monkeypatch.setattr(
-        type(transcriber.writer),
+        WindowWriter,
         "_sample",
         lambda self, memory, rows, temperature: tried.append(temperature) or sample(self, memory, rows, temperature),
     )
-    options = {"temperatures": (0.0, 0.4, 0.8), "log_probability": least, "compression": most}
-    ours = our_segments(run, samples, language="en", **options)
+    ours = our_segments(run, samples, **{**options, "log_probability": least, "compression": most})
     theirs, model = speech.their_segments(
         folder,
         samples,
@@ -149,7 +156,7 @@ def test_nothing_is_written_where_nothing_is_said(run: Run) -> None:
     quiet = np.zeros(5 * speech.RATE, np.float32)
     noise = (1e-4 * np.random.default_rng(0).standard_normal(5 * speech.RATE)).astype(np.float32)
     for samples in (quiet, noise):
-        transcript = transcriber_of(run, {}).transcribe((samples, speech.RATE))
+        transcript = qkv.transcribe(run, (samples, speech.RATE))
         assert (transcript.text, transcript.segments, transcript.seconds) == ("", (), 5.0)
         assert our_segments(run, samples, language="en") != []
     spoken = np.concatenate((speech.sound(2.0), quiet, speech.sound(1.0, 1)))
@@ -159,7 +166,7 @@ def test_nothing_is_written_where_nothing_is_said(run: Run) -> None:
 
 def test_words_have_times_within_their_segments(run: Run) -> None:
     options = {**PLAIN, "language": "en", "word_times": True}
-    transcript = transcriber_of(run, options).transcribe((speech.sound(), speech.RATE))
+    transcript = qkv.transcribe(run, (speech.sound(), speech.RATE), **options)
     assert transcript.words
     for segment in transcript.segments:
         assert "".join(word.text for word in segment.words or ()) == segment.text
@@ -179,6 +186,59 @@ def test_wrong_options_are_one_sentence(run: Run, value: dict[str, Any]) -> None
     with pytest.raises(UserError) as error:
         transcriber_of(run, value)
     assert "\n" not in str(error.value)
+
+
+def test_models_of_whole_clips_read_parts_between_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part is read as a clip, and is a segment with its times."""
+    spec = {
+        "width": 8,
+        "num_layers": 1,
+        "blocks": [{"branches": ["attention(2, mask=full)"]}],
+        "frontend": {"kind": "mel_convolutions", "bins": 20},
+        "head": {"kind": "ctc", "num_classes": 4, "blank": 3},
+    }
+    data = {"source": "none", "processor": {"kind": "log_mel", "rate": speech.RATE, "bins": 20, "longest": 5.0}}
+    recipe = Recipe.parse({"data": data, "task": "transcription", "model": spec})
+    tokenizer, processors = train(tokenizers.Characters(), ["abc"]), {INPUT: recipe.data.processor}
+    vocabulary = Vocabulary(tokenizer, tokenizer, (), processors)  # type: ignore[arg-type]
+    run, heard = Run(tmp_path, recipe, qkv.build(recipe.model).eval(), vocabulary, [], 0), list[float]()
+
+    def predict(self: Any, model: Any, vocabulary: Any, recipe: Any, rows: list[Any]) -> list[dict[str, str]]:
+        heard.extend(len(row["sound"][0]) / speech.RATE for row in rows)
+        return [{"answer": "a" * len(heard)} for _ in rows]
+
+    monkeypatch.setattr(TranscriptionTask, "predict", predict)
+    pause, spoken = np.zeros(2 * speech.RATE, np.float32), [speech.sound(2.0, 1), speech.sound(12.0, 2)]
+    samples = np.concatenate((pause, spoken[0], pause, spoken[1]))
+    transcript = qkv.transcribe(run, (samples, speech.RATE))
+    assert transcript.seconds == 18.0
+    assert [segment.text.strip("a") for segment in transcript.segments] == [" "] * len(transcript.segments)
+    assert (transcript.segments[0].start, transcript.segments[0].end) == pytest.approx((1.8, 4.2), abs=0.1)
+    assert max(heard) <= 5.0
+    assert sum(heard) == pytest.approx(14.6, abs=0.3)
+    with pytest.raises(UserError, match=r"language: .* reads whole clips and has no such setting"):
+        qkv.transcribe(run, (samples, speech.RATE), language="en")
+
+
+@pytest.mark.parametrize(
+    ("samples", "sentence"),
+    [
+        (np.zeros(0, np.float32), "has no samples"),
+        (np.full(100, np.nan, np.float32), "no finite numbers"),
+        (np.zeros((2, 2, 2), np.float32), "has the shape"),
+    ],
+)
+def test_hostile_sounds_are_one_sentence(run: Run, samples: np.ndarray, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        qkv.transcribe(run, (samples, speech.RATE))
+
+
+def test_the_shortest_sound_is_silent_or_spoken(run: Run) -> None:
+    assert qkv.transcribe(run, (np.zeros(1, np.float32), speech.RATE)).segments == ()
+    for count in (1, 150, 170):
+        loud = np.ones(count, np.float32)
+        transcript = qkv.transcribe(run, (loud, speech.RATE), **{**PLAIN, "language": "en", "max_new_tokens": 5})
+        assert transcript.seconds == pytest.approx(count / speech.RATE)
 
 
 def test_rules_are_those_of_the_transformers_library() -> None:

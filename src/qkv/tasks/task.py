@@ -135,7 +135,7 @@ class Task(ABC):
     """Example value of the first input, for commands shown to the user."""
     writes_from_source: ClassVar[bool] = False
     """True if the model generates a target from a source text, see ``source_ids``, and does not continue a text."""
-    transcribes: ClassVar[bool] = False
+    transcribes: bool = False
     """True if the model writes the text of a sound."""
     finds_entities: ClassVar[bool] = False
     """True if it can group the tokens of a text to entities."""

@@ -35,7 +35,7 @@ def forbid(logits: Tensor, lines: Sequence[LogitLine]) -> Tensor:
     logits = logits.clone()
     for row, line in zip(logits, lines, strict=True):
         for ids in _suppressed(line):
-            row.index_fill_(0, _columns(ids, logits.shape[-1]).to(row.device), -math.inf)
+            row.index_fill_(0, columns(ids, logits.shape[-1]).to(row.device), -math.inf)
         tokens = {*_completing(line.text, line.settings), *_repeating(line.text, line.settings.no_repeat_ngram_size)}
         if places := [index for index in tokens if index < logits.shape[-1]]:
             row[places] = -math.inf
@@ -50,7 +50,7 @@ def _suppressed(line: LogitLine) -> list[tuple[int, ...]]:
 
 # A checkpoint may suppress hundreds of ids, which are the same at each token.
 @lru_cache(maxsize=64)
-def _columns(ids: tuple[int, ...], size: int) -> Tensor:
+def columns(ids: tuple[int, ...], size: int) -> Tensor:
     """Return those ``ids`` below ``size``, the number of columns of the logits, as an index tensor."""
     return torch.tensor([index for index in ids if index < size], dtype=torch.int64)
 

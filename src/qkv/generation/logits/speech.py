@@ -17,6 +17,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from qkv.generation.logits.forbid import columns
+
 
 class LogitRule(Protocol):
     """Rule that changes the logits of one row, in place, before a token is sampled from them."""
@@ -55,10 +57,9 @@ class TranscriptRule:
             logits[:token] = logits[token + 1 :] = -math.inf
             return
         words = written[len(self.forced) :]
-        if not words and self.first_suppressed:
-            logits[list(self.first_suppressed)] = -math.inf
-        if self.suppressed:
-            logits[list(self.suppressed)] = -math.inf
+        for ids in (self.suppressed, *(() if words else (self.first_suppressed,))):
+            if ids:
+                logits.index_fill_(0, columns(tuple(ids), len(logits)).to(logits.device), -math.inf)
         if self.timed:
             self._time(logits, words)
 

@@ -23,6 +23,7 @@ from qkv.layers.signal import Signal
 from qkv.models.evaluating import evaluating
 from qkv.runs.run import Run, task_of
 from qkv.runs.storage.load import load
+from qkv.runs.transcription.parts import PartTranscriber
 from qkv.runs.transcription.segments import TIME_STEP, TokenSegment, divide
 from qkv.runs.transcription.speech_tokens import WITHOUT_SPACES, speech_tokens
 from qkv.runs.transcription.transcript import SpokenSegment, SpokenWord, Transcript
@@ -73,18 +74,6 @@ class Transcriber:
         if settings.language is not None and self.tokens.languages:
             self.tokens.language_id(settings.language)
 
-    def transcribe(self, sound: Any, on_progress: Callable[[float, float], None] | None = None) -> Transcript:
-        """Return the transcript of a sound: a file, its bytes, or (samples, rate).
-
-        on_progress: called with the seconds that are done, and all. Raises ``UserError``.
-        """
-        transcript = None
-        for transcript, done in self.steps(sound):
-            if on_progress is not None:
-                on_progress(min(transcript.seconds, done), transcript.seconds)
-        assert transcript is not None
-        return transcript
-
     def steps(self, sound: Any) -> Iterator[tuple[Transcript, float]]:
         """Yield (transcript so far, seconds that are done), first an empty one, then after each batch of windows.
 
@@ -127,13 +116,16 @@ class Transcriber:
     def _parts(self, windows: SoundWindows) -> list[_Part]:
         if self.settings.batch == 1:
             return [_Part(0, windows.count, 0)]
-        return [_Part(begin, end, begin) for begin, end in windows.spans(self.settings.guard)]
+        return [_Part(begin, end, begin) for begin, end in windows.voice.spans(self.size, self.settings.guard)]
 
     def _has_more(self, windows: SoundWindows, part: _Part) -> bool:
         """Return whether a part has a window left; move on past windows without voice activity."""
-        while self.settings.guard and part.next < part.end and windows.next_active(part.next) >= part.next + self.size:
+        if not self.settings.guard:
+            return part.next < part.end
+        active = windows.voice.next_active(part.next)
+        while part.next < part.end and part.next + self.size <= active:
             part.next += self.size
-        return part.next < part.end and (not self.settings.guard or windows.next_active(part.next) < part.end)
+        return part.next < part.end and active < part.end
 
     def _frames(self, windows: SoundWindows, part: _Part) -> Tensor:
         """Return the frames (size, bins) of the next window of a part."""
@@ -204,7 +196,7 @@ class Transcriber:
         if not self.settings.guard:
             return True
         first, last = (round(time * windows.rate / windows.step) for time in (segment.start, segment.end))
-        return windows.next_active(min(first, windows.count)) <= last
+        return windows.voice.next_active(min(first, windows.count)) <= last
 
     def _spoken(
         self, piece: TokenSegment, window: WrittenWindow, words: tuple[SpokenWord, ...] | None, begin: int
@@ -249,9 +241,10 @@ class Transcriber:
         )
 
 
-def transcriber_of(run: Run, options: Mapping[str, Any]) -> Transcriber:
+def transcriber_of(run: Run, options: Mapping[str, Any]) -> Transcriber | PartTranscriber:
     """Return the transcriber of a run with ``options``, fields of ``Transcribing``. Raises ``UserError``."""
-    return Transcriber(run, Transcribing.parse(dict(options)))
+    settings = Transcribing.parse(dict(options))
+    return PartTranscriber(run, settings) if run.model.encoder is None else Transcriber(run, settings)
 
 
 @with_usual_settings
@@ -264,10 +257,14 @@ def transcribe(
     ``sound``: a file of any format, rate and number of channels, its bytes, or (samples, rate). ``on_progress``: called
     with the seconds that are done, and all. ``options``: fields of ``qkv.spec.recipes.transcribing.Transcribing``:
     language, task, timestamps, word_times, prompt, previous, batch, guard, temperatures, compression, log_probability,
-    silence, max_new_tokens, seed.
+    silence, max_new_tokens, seed; models that read whole clips, such as those of CTC, have guard and batch only.
 
     The transcript has a ``text``, ``segments`` with times, ``words``, and the forms ``srt()``, ``vtt()`` and
     ``to_dict()``. Raises ``UserError``.
     """
-    loaded = load(run) if isinstance(run, (str, Path)) else run
-    return transcriber_of(loaded, options).transcribe(sound, on_progress)
+    loaded, transcript = load(run) if isinstance(run, (str, Path)) else run, None
+    for transcript, done in transcriber_of(loaded, options).steps(sound):
+        if on_progress is not None:
+            on_progress(min(transcript.seconds, done), transcript.seconds)
+    assert transcript is not None
+    return transcript

@@ -22,7 +22,7 @@ from qkv.runs.inference.embed import embed_opened, matryoshka, opened
 from qkv.runs.inference.end_tokens import writing
 from qkv.runs.inference.rerank import scorer_kind
 from qkv.runs.run import Run, task_of
-from qkv.runs.transcription.transcribe import transcriber_of
+from qkv.runs.transcription.transcribe import transcribe
 from qkv.serving.engine.pictures import PictureReader
 from qkv.serving.engine.warm import attempt, write_twice
 from qkv.serving.engine.worker import Worker
@@ -104,10 +104,12 @@ class ServedModel:
         attempt(steps)
 
     def _hear(self) -> None:
-        """Transcribe a second of noise with a few tokens."""
+        """Transcribe a second of noise."""
         noise = (np.random.default_rng(0).standard_normal(16_000) / 10).astype(np.float32)
-        options = {"max_new_tokens": 4, "temperatures": (0.0,), "guard": False}
-        transcriber_of(self.run, options).transcribe((noise, 16_000))
+        several: dict[str, Any] = {"guard": False}
+        if self.run.model.encoder is not None:
+            several |= {"max_new_tokens": 4, "temperatures": (0.0,)}
+        transcribe(self.run, (noise, 16_000), **several)
 
     def _write(self) -> None:
         """Generate a short text twice, from the tokens of a word."""

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from qkv.runs.transcription.transcribe import Transcriber, transcriber_of
+from qkv.runs.transcription.transcribe import transcriber_of
 from qkv.runs.transcription.transcript import Transcript
 from qkv.serving.engine.model import ServedModel
 from qkv.serving.engine.service import Service
@@ -82,7 +82,7 @@ async def _answer(http: HttpRequest, service: Service, task: str) -> Response:
 
 async def _transcribed(model: ServedModel, options: Mapping[str, Any], files: Mapping[str, bytes]) -> Transcript:
     """Transcribe in the model's thread, one batch of windows a call, so that other requests are answered in between."""
-    transcriber: Transcriber = await model.worker.call(lambda: transcriber_of(model.run, options))
+    transcriber = await model.worker.call(lambda: transcriber_of(model.run, options))
     steps = transcriber.steps(files[_FILE])
     transcript, _ = await model.worker.call(lambda: next(steps))
     while (step := await model.worker.call(lambda: next(steps, None))) is not None:

@@ -65,6 +65,7 @@ class TranscriptionTask(ExampleTask):
         self.reading(NO_DATA)
 
     def reading(self, data: Data) -> Self:
+        self.transcribes = data.processor is not None and data.processor.of_sounds
         inputs = input_roles(data)[:1]
         self.roles, self.asks = (*inputs, TRANSCRIPT, SPEAKER), tuple(role.name for role in inputs)
         return super().reading(data)
