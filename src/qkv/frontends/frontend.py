@@ -97,6 +97,10 @@ class Frontend(Declared):
         """Return the edges between the positions, if they are nodes of graphs; None for other signals."""
         return None
 
+    def spans(self, signal: Signal) -> list[tuple[int, int]] | None:
+        """Return the first and last step of a time series that each position reads; None for other signals."""
+        return None
+
     def lengths(self, signal: Signal) -> Tensor | None:
         """Return the number of unpadded positions of each row, (B); None if no row is padded."""
         return signal.lengths

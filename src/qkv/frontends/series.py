@@ -97,6 +97,14 @@ class SeriesPatchFrontend(_SeriesFrontend):
     def count(self, signal: Signal) -> int:
         return signal.values.shape[2] if self.inverted else self.part.patches(signal.values.shape[1])
 
+    def spans(self, signal: Signal) -> list[tuple[int, int]] | None:
+        if self.inverted:
+            return None
+        steps, part, count = signal.values.shape[1], self.part, self.count(signal)
+        first = steps - part.patch - (count - 1) * part.stride if part.align == "end" and not part.pad_end else 0
+        starts = [first + n * part.stride for n in range(count)]
+        return [(min(start, steps - 1), min(start + part.patch, steps) - 1) for start in starts]
+
     def lengths(self, signal: Signal) -> Tensor | None:
         if signal.lengths is None or self.inverted:
             return None

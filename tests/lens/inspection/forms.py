@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 from tests.serving import models
+from tests.tasks.test_forecasting import recipe_of
+from tests.training.kill_storm import ignore
 
 import qkv
 from qkv.runs.run import Run
+from qkv.spec.recipe import Recipe
+from qkv.training.loop import train
 
 DECODERS = ("learned", "rope", "gru")
 MIXERS = {
@@ -48,12 +53,38 @@ def masked_run(folder: Path) -> Run:
     return models.run_of(folder, tokenizer, {**model, "learned": True}, task="masked_tokens")
 
 
-def every_form(folder: Path) -> dict[str, tuple[Run, dict[str, Any]]]:
+def graph_run(folder: Path) -> Run:
+    """Classifier of small graphs, rings and stars."""
+    folder.mkdir(parents=True)
+    with (folder / "graphs.jsonl").open("w") as file:
+        for i in range(24):
+            n = 4 + i % 4
+            edges = [[a, (a + 1) % n] for a in range(n)] if i % 2 else [[0, a] for a in range(1, n)]
+            row = {"num_nodes": n, "edges": edges, "tags": ["C", "N", "C", "N", "O", "O", "O"][:n]}
+            file.write(json.dumps({**row, "label": "ring" if i % 2 else "star"}) + "\n")
+    branches = ["attention(num_heads=2, mask=full)", "graph_attention(2)", "propagation(1)", "feed_forward"]
+    model = {"width": 16, "frontend": "nodes", "blocks": [{"branches": branches}], "head": "classification"}
+    data = {"source": str(folder / "graphs.jsonl"), "processor": "graphs"}
+    recipe = {"data": data, "task": "classification", "model": model, "training": {"steps": 2, "batch_size": 4}}
+    train(Recipe.parse(recipe), folder / "run", on_event=ignore)
+    return qkv.load(folder / "run")
+
+
+def series_run(folder: Path) -> Run:
+    """Forecaster of a series with a season."""
+    folder.mkdir(parents=True)
+    train(recipe_of(folder), folder / "run", on_event=ignore)
+    return qkv.load(folder / "run")
+
+
+def every_form(folder: Path) -> dict[str, tuple[Run, Any]]:
     """Return name -> (run, inputs) of all forms."""
-    forms: dict[str, tuple[Run, dict[str, Any]]] = {
+    forms: dict[str, tuple[Run, Any]] = {
         name: (decoder(folder / name, name), {"text": "the quick brown fox"}) for name in (*DECODERS, *MIXERS)
     }
     forms["translation"] = models.translation_run(folder / "translation"), {"source": "the quick fox"}
     forms["masked"] = masked_run(folder / "masked"), {"text": "the quick <mask> fox"}
     run, image = image_run(folder)
+    forms["graphs"] = graph_run(folder / "graphs"), 0
+    forms["series"] = series_run(folder / "series"), 0
     return {**forms, "images": (run, {"image": image})}

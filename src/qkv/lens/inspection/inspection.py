@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -58,9 +58,9 @@ class Inspection:
 
     @cached_property
     def sides(self) -> dict[str, dict[str, Any]]:
-        """Labels, grid and picture of the positions of each stack that reads an input."""
+        """Fields of ``Side`` by name of each stack that reads an input."""
         return {
-            name: {"labels": side.labels, "grid": side.grid, "leading": side.leading, "picture": side.picture}
+            name: {each.name: getattr(side, each.name) for each in fields(side)}
             for name, side in self.subject.read.sides.items()
         }
 

@@ -6,10 +6,15 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from qkv.layers.context import PositionGrid
+from qkv.layers.graph import Graph
 from qkv.layers.signal import Signal
 from qkv.models.transformer import Stack
 from qkv.runs.chats.pieces import pieces
 from qkv.tokenizers.tokenizer import Tokenizer
+
+_CHANNELS = 4
+"""Number of channels of a series that are drawn."""
+_EDGES = 2000
 
 
 @dataclass(frozen=True)
@@ -17,13 +22,17 @@ class Side:
     """Positions of one input, labels: text of each position, such as a token.
 
     grid: sizes of the grid on which positions lie after ``leading`` others, as for image patches; empty for a sequence.
-    picture: the input as a picture (data URI), "" without one.
+    picture: the input as a picture (data URI), "" without one. edges: pairs of positions of a graph. series: values of
+    each channel of a time series, of which position n reads the steps ``spans[n]``, first and last.
     """
 
     labels: tuple[str, ...]
     grid: tuple[int, ...] = ()
     leading: int = 0
     picture: str = ""
+    edges: tuple[tuple[int, int], ...] = ()
+    series: tuple[tuple[float, ...], ...] = ()
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 def side_of(model: Stack, signal: Signal, tokenizer: Tokenizer, picture: str = "", row: int = 0) -> Side:
@@ -37,7 +46,13 @@ def side_of(model: Stack, signal: Signal, tokenizer: Tokenizer, picture: str = "
         return Side(_tokens(tokenizer, values[row, :count].tolist()), picture=picture)
     if grid is not None:
         return Side(_cells(grid), tuple(grid.sizes), grid.leading, picture)
-    return Side(tuple(str(place) for place in range(count)), picture=picture)
+    spans = frontend.spans(signal)
+    if spans is not None:
+        channels = values[row, :, :_CHANNELS].T.tolist()
+        labels = tuple(f"{first}–{last}" for first, last in spans[:count])
+        return Side(labels, series=tuple(map(tuple, channels)), spans=tuple(spans[:count]))
+    edges = _edges(frontend.graph(signal), row, values.shape[1])
+    return Side(tuple(str(place) for place in range(count)), picture=picture, edges=edges)
 
 
 def _tokens(tokenizer: Tokenizer, ids: list[int]) -> tuple[str, ...]:
@@ -48,6 +63,15 @@ def _tokens(tokenizer: Tokenizer, ids: list[int]) -> tuple[str, ...]:
         run = list(group)
         labels += ["[input]"] * len(run) if placeholder else pieces(tokenizer, run)
     return tuple(labels)
+
+
+def _edges(graph: Graph | None, row: int, count: int) -> tuple[tuple[int, int], ...]:
+    """Return the edges inside of a row of ``count`` nodes, each once; at most ``_EDGES``."""
+    if graph is None:
+        return ()
+    pairs = (graph.edges.T - row * count).tolist()
+    inside = {(min(pair), max(pair)) for pair in pairs if min(pair) >= 0 and max(pair) < count}
+    return tuple(sorted(inside))[:_EDGES]
 
 
 def _cells(grid: PositionGrid) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def attention(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
     maps = attention_maps(subject.run.model, read.signal, read.source)
     if not maps:
         raise UserError("the model has no attention weights; influence shows every kind of mixing")
-    return {"maps": [{**_place(each), "weights": block.add_shares(_row(each.weights, read.row))} for each in maps]}
+    return {"maps": [{**_place(each), "weights": block.add_shares(_row(subject, each, each.weights))} for each in maps]}
 
 
 def influence(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
@@ -66,7 +66,7 @@ def influence(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
     maps = influence_maps(subject.run.model, read.signal, read.source)
     return {
         "maps": [
-            {**_place(each), "probes": each.probes, "weights": block.add_shares(_row(each.norms, read.row)[None])}
+            {**_place(each), "probes": each.probes, "weights": block.add_shares(_row(subject, each, each.norms)[None])}
             for each in maps
         ]
     }
@@ -135,14 +135,17 @@ def roles(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
 def words(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
     """Importance of each position for the answer by four measures."""
     read, model = subject.read, subject.run.model
-    large = subject.run.num_parameters * len(read.sides["model"].labels) > _LARGE
+    count = len(read.sides["model"].labels)
+    large = subject.run.num_parameters * count > _LARGE
     steps = _STEPS_OF_LARGE if large else _STEPS
     over = importance(model, read.signal, subject.target, subject.position, "mean", read.source, steps)
     measures = {"ablation": over.ablation, "integrated gradients": over.gradients.values}
     paths = {"rollout": over.rollout, "flow": over.flow}
     measures |= {name: values for name, values in paths.items() if values is not None}
     return {
-        "measures": {name: [_finite(v) for v in values[read.row].tolist()] for name, values in measures.items()},
+        "measures": {
+            name: [_finite(v) for v in values[read.row, :count].tolist()] for name, values in measures.items()
+        },
         "agreement": {name: _finite(float(values[read.row])) for name, values in over.agreement.items()},
         "baseline": over.gradients.baseline,
         "error": float(over.gradients.error[read.row]),
@@ -192,9 +195,18 @@ def _place(place: BranchPlace) -> dict[str, Any]:
     }
 
 
-def _row(values: Tensor, row: int) -> Tensor:
-    """Return one row; in windows and segments the first axis counts those of all rows, and the first is shown."""
-    return values[row if row < len(values) else 0]
+def _row(subject: Subject, place: BranchPlace, values: Tensor) -> Tensor:
+    """Return one row (…, N, M) without its padding; in windows and segments the first axis counts those of all rows,
+    and the first is shown.
+    """
+    row, sides = subject.read.row, subject.read.sides
+    values = values[row if row < len(values) else 0]
+    if place.stack not in sides:
+        return values
+    count, square = len(sides[place.stack].labels), values.shape[-1] == values.shape[-2]
+    if place.kind == "cross":
+        return values[..., :count, : len(sides["encoder"].labels)] if "encoder" in sides else values[..., :count, :]
+    return values[..., :count, :count] if square else values[..., :count, :]
 
 
 def _finite(value: float) -> float | None:

@@ -80,6 +80,7 @@
   const strip = (stack, count, share, pick, chosen, words) => {
     // positions of one input, each on a colour; images on their grid
     const side = data.sides[stack], labels = labelsOf(stack, count);
+    if (side && side.labels.length === count && side.edges.length) return nodes(side, share, pick, chosen, words);
     const buttons = labels.map((label, i) => {
       const made = element("button", { type: "button", "aria-pressed": String(i === chosen), onclick: () => pick(i) }, shown(label));
       const amount = share(i);
@@ -92,7 +93,64 @@
       const grid = element("div", { class: "grid", style: `grid-template-columns: repeat(${side.grid[1]}, max-content)` }, ...buttons.slice(side.leading));
       return element("div", {}, element("div", { class: "tokens" }, ...buttons.slice(0, side.leading)), grid);
     }
-    return element("div", { class: "tokens" }, ...buttons);
+    const tokens = element("div", { class: "tokens" }, ...buttons);
+    return side && side.series.length && side.labels.length === count ? element("div", {}, overTime(side, share, pick, chosen, words), tokens) : tokens;
+  };
+  const drawing = (width, height, label) => {
+    const NS = "http://www.w3.org/2000/svg", svg = document.createElementNS(NS, "svg");
+    for (const [key, text] of Object.entries({ viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": label })) svg.setAttribute(key, text);
+    const add = (name, attributes, text) => { const made = document.createElementNS(NS, name); for (const key in attributes) made.setAttribute(key, attributes[key]); if (text) made.textContent = text; svg.append(made); return made; };
+    return [svg, add];
+  };
+  const overTime = (side, share, pick, chosen, words) => {
+    // the values of a series, behind them a band of each position: the steps that it reads
+    const width = 520, height = 150, [svg, add] = drawing(width, height, "Values over time"), all = side.series.flat().filter(Number.isFinite);
+    const low = Math.min(...all), high = Math.max(...all), steps = side.series[0].length, part = height / side.spans.length;
+    const x = (step) => step / Math.max(1, steps - 1) * width, y = (v) => 8 + (high - v) / Math.max(1e-9, high - low) * (height - 16);
+    side.spans.forEach(([from, to], i) => {
+      const band = add("rect", { x: x(from), width: Math.max(2, x(to) - x(from)), y: i * part, height: Math.max(1, part - 1), style: `fill:${signed(share(i))};stroke:${i === chosen ? "var(--ink)" : "none"};cursor:pointer` });
+      band.onclick = () => pick(i);
+      tell(band, () => words(i, `steps ${side.labels[i]}`));
+    });
+    side.series.forEach((values, i) => add("polyline", { points: values.map((v, step) => [x(step), v]).filter(([, v]) => Number.isFinite(v)).map(([at, v]) => `${at},${y(v)}`).join(" "), class: "line", style: `fill:none;stroke:var(--${i ? "muted" : "ink"});pointer-events:none` }));
+    return svg;
+  };
+  const layouts = new Map();  // places of the nodes of a graph, which do not change
+  const placesOf = (edges, count) => {
+    const key = `${count} ${edges.length}`;
+    if (layouts.has(key)) return layouts.get(key);
+    // Fruchterman and Reingold 1991: nodes repel each other, edges pull
+    const place = Array.from({ length: count }, (_, i) => [Math.cos(2 * Math.PI * i / count), Math.sin(2 * Math.PI * i / count)]), ideal = 1.6 / Math.sqrt(count);
+    for (let round = 0; round < (count > 150 ? 0 : 120); round++) {
+      const moves = place.map(([x, y]) => [-0.02 * x, -0.02 * y]);
+      const push = (i, j, force) => { const dx = place[i][0] - place[j][0], dy = place[i][1] - place[j][1], far = Math.hypot(dx, dy) + 1e-3, f = force(far) / far; moves[i][0] += dx * f; moves[i][1] += dy * f; moves[j][0] -= dx * f; moves[j][1] -= dy * f; };
+      for (let i = 0; i < count; i++) for (let j = 0; j < i; j++) push(i, j, (far) => ideal ** 2 / far);
+      for (const [i, j] of edges) push(i, j, (far) => -(far ** 2) / ideal);
+      const heat = 0.1 * (1 - round / 120);
+      moves.forEach(([dx, dy], i) => { const far = Math.hypot(dx, dy) || 1; place[i][0] += dx / far * Math.min(far, heat); place[i][1] += dy / far * Math.min(far, heat); });
+    }
+    const fit = (axis) => { const all = place.map((each) => each[axis]), low = Math.min(...all), high = Math.max(...all); return (v) => (v - low) / Math.max(1e-9, high - low); };
+    const [x, y] = [fit(0), fit(1)], placed = place.map((each) => [20 + 400 * x(each[0]), 20 + 260 * y(each[1])]);
+    layouts.set(key, placed);
+    return placed;
+  };
+  const nodes = (side, share, pick, chosen, words) => {
+    // edges of the graph; lines of the chosen node to what it reads, dashed where there is no edge
+    const count = side.labels.length, place = placesOf(side.edges, count), [svg, add] = drawing(440, 300, "Nodes and edges"), linked = new Set(side.edges.map(([i, j]) => `${i} ${j}`));
+    const between = (i, j) => ({ x1: place[i][0], y1: place[i][1], x2: place[j][0], y2: place[j][1] });
+    for (const [i, j] of side.edges) add("line", { ...between(i, j), style: "stroke:var(--muted);stroke-width:1;opacity:.5" });
+    if (chosen >= 0 && chosen < count) for (let i = 0; i < count; i++) {
+      const amount = Math.abs(share(i)), edge = linked.has(`${Math.min(i, chosen)} ${Math.max(i, chosen)}`);
+      if (i !== chosen && amount > 0.02) add("line", { ...between(chosen, i), style: `stroke:var(--s1);stroke-width:${1 + 4 * amount};opacity:${0.25 + 0.75 * amount}${edge ? "" : ";stroke-dasharray:4 4"}` });
+    }
+    const radius = count > 60 ? 4 : 9;
+    place.forEach(([cx, cy], i) => {
+      const node = add("circle", { cx, cy, r: radius, style: `fill:${signed(share(i))};stroke:${i === chosen ? "var(--ink)" : "var(--muted)"};stroke-width:${i === chosen ? 3 : 1};cursor:pointer` });
+      node.onclick = () => pick(i);
+      tell(node, () => words(i, side.labels[i]));
+      if (count <= 60) add("text", { x: cx, y: cy + 4, "text-anchor": "middle", style: `fill:${inkOn(mix(Math.abs(share(i))))};font-size:10px;pointer-events:none` }, side.labels[i]);
+    });
+    return svg;
   };
   const matrix = (rows, columns, share, words, pick) => {
     const size = Math.max(1, Math.min(24, Math.floor(420 / Math.max(rows, columns, 1))));
@@ -132,9 +190,7 @@
     const width = 520, height = 150, x0 = 46, count = names.length, all = series.flatMap((each) => each.values).filter((v) => v !== null && !Number.isNaN(v));
     const smallest = Math.min(0, ...all), largest = Math.max(1e-9, ...all), [from, to] = places ? [places[0], places[count - 1]] : [0, count - 1];
     const x = (i) => x0 + ((places ? places[i] : i) - from) / Math.max(1, to - from) * (width - x0 - 10), y = (v) => 10 + (largest - v) / (largest - smallest) * (height - 30);
-    const NS = "http://www.w3.org/2000/svg", svg = document.createElementNS(NS, "svg");
-    svg.setAttribute("viewBox", `0 0 ${width} ${height}`); svg.setAttribute("class", "chart"); svg.setAttribute("role", "img"); svg.setAttribute("aria-label", label);
-    const add = (name, attributes, text) => { const made = document.createElementNS(NS, name); for (const key in attributes) made.setAttribute(key, attributes[key]); if (text) made.textContent = text; svg.append(made); return made; };
+    const [svg, add] = drawing(width, height, label);
     for (const level of [largest, smallest]) { add("line", { x1: x0, x2: width - 10, y1: y(level), y2: y(level), class: "grid" }); add("text", { x: x0 - 6, y: y(level) + 4, "text-anchor": "end" }, figure(level)); }
     for (const each of [...series].sort((one, two) => Number(one.colour !== undefined) - Number(two.colour !== undefined))) {
       const known = each.values.map((v, i) => [i, v]).filter(([, v]) => v !== null && !Number.isNaN(v)), colour = each.colour === undefined ? "s5 faint" : `s${each.colour}`;
