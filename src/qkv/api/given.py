@@ -14,6 +14,7 @@ from qkv.data.given.files import write_splits
 from qkv.data.given.plain import sort
 from qkv.data.given.tables import ALLOWED, are_splits, is_column, is_frame, is_given, splits_of
 from qkv.data.records.images.pictures import is_picture
+from qkv.data.records.sounds.cells import is_sound_in_memory
 from qkv.system.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def _is_many(inputs: Any, kinds: Mapping[str, str]) -> bool:
     ``kinds``: kind of each input field of the task. A mapping of lists is a table; a mapping of single values, or of
     lists that are signals, is one input.
     """
-    if is_picture(inputs) or ("series" in kinds.values() and _is_one_series(inputs)):
+    if is_picture(inputs) or is_sound_in_memory(inputs) or ("series" in kinds.values() and _is_one_series(inputs)):
         return False
     if not isinstance(inputs, Mapping) or are_splits(inputs):
         return is_given(inputs)
@@ -188,6 +189,8 @@ def _holds(column: Any, kinds: set[str]) -> bool:
         return isinstance(first, str) or is_column(first)
     if "image" in kinds:
         return isinstance(first, str) or is_picture(first)
+    if "sound" in kinds:
+        return isinstance(first, (str, bytes)) or is_sound_in_memory(first)
     return "words" not in kinds or not isinstance(first, str)
 
 

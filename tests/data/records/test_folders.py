@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.data.records.cases import LABEL
 
+from qkv.data.records.folders.layout import is_litter, split_named
 from qkv.data.records.images.clips import holds_clips
-from qkv.data.records.images.folders import is_litter, split_named
 from qkv.data.records.model import Records
 from qkv.data.records.open import open_records
 from qkv.spec.data import Data

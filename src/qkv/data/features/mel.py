@@ -47,7 +47,7 @@ def mel_filters(rate: int, size: int, bins: int, scale: str, lowest: float, high
     FFT is left out.
     """
     frequencies = np.linspace(0.0, rate / 2, size // 2 + 1)
-    edges = np.linspace(*to_mel(np.array([lowest, highest]), scale), bins + 2)
+    edges = np.linspace(*to_mel(np.array([lowest, highest]), scale).tolist(), bins + 2)
     if scale == "kaldi":
         places = to_mel(frequencies, scale)
     else:
@@ -63,34 +63,41 @@ def mel_filters(rate: int, size: int, bins: int, scale: str, lowest: float, high
 
 
 @lru_cache(maxsize=16)
-def _tables(spec: LogMel) -> tuple[Tensor, Tensor]:
-    """Return (weights of a window (frame), filters (size // 2 + 1, bins)) in float64."""
-    assert spec.rate is not None
-    window = torch.hann_window(spec.frame, periodic=spec.shape == "hann", dtype=torch.float64)
-    if spec.shape == "povey":
-        window = window**0.85
-    highest = spec.highest or spec.rate / 2
-    filters = mel_filters(spec.rate, spec.size, spec.bins, spec.scale, spec.lowest, highest)
-    return window, torch.from_numpy(filters)
+def _window(shape: str, size: int) -> Tensor:
+    """Return the weights (size) of a window in float64."""
+    window = torch.hann_window(size, periodic=shape == "hann", dtype=torch.float64)
+    return window**0.85 if shape == "povey" else window
 
 
-def log_mel(samples: Tensor, spec: LogMel) -> Tensor:
+@lru_cache(maxsize=16)
+def _filters(rate: int, size: int, bins: int, scale: str, lowest: float, highest: float) -> Tensor:
+    return torch.from_numpy(mel_filters(rate, size, bins, scale, lowest, highest))
+
+
+def log_mel(samples: Tensor, spec: LogMel, lengths: Tensor | None = None) -> Tensor:
     """Return the log-mel frames (B, T, bins) of samples (B, S) in float32, before ``normalise``; see ``LogMel``.
 
-    The rows are whole sounds: padding is part of the samples. Computed in float64, because the logarithm of a power
-    near 0 keeps the rounding of the transform.
+    ``lengths`` (B): samples of each row, so that frames do not depend on what follows; None: whole rows, where padding
+    is part of the sound. Frames after those of a row are 0. Computed in float64, because the logarithm of a power near
+    0 keeps the rounding of the transform.
     """
+    sizes = torch.full((len(samples),), samples.shape[1]) if lengths is None else lengths
+    bands = _bands(samples, spec, sizes)
+    counts = torch.tensor([spec.frames(size) for size in sizes.tolist()])
+    real = (torch.arange(bands.shape[1]) < counts[:, None])[..., None]
     if spec.form == "whisper":
-        levels = band_levels(samples, spec)
-        return raised_levels(levels, levels.amax((1, 2), keepdim=True))
-    bands = _bands(samples, spec)
-    levels = bands.clamp(min=spec.floor).log() if spec.scale == "kaldi" else (bands + spec.floor).log()
-    return levels.to(torch.float32)
+        levels = _levels(bands)
+        levels = raised_levels(levels, levels.masked_fill(~real, -torch.inf).amax((1, 2), keepdim=True))
+    elif spec.scale == "kaldi":
+        levels = bands.clamp(min=spec.floor).log()
+    else:
+        levels = (bands + spec.floor).log()
+    return levels.masked_fill(~real, 0.0).to(torch.float32)
 
 
 def band_levels(samples: Tensor, spec: LogMel) -> Tensor:
-    """Return log10 of the powers (B, T, bins) in the bands of samples (B, S), at least -10, in float64."""
-    return _bands(samples, spec).clamp(min=1e-10).log10()
+    """Return log10 of the powers (B, T, bins) in the bands of whole rows (B, S), at least -10, in float64."""
+    return _levels(_bands(samples, spec, torch.full((len(samples),), samples.shape[1])))
 
 
 def raised_levels(levels: Tensor, highest: Tensor | float) -> Tensor:
@@ -101,39 +108,50 @@ def raised_levels(levels: Tensor, highest: Tensor | float) -> Tensor:
     return ((levels.clamp(min=highest - 8.0) + 4.0) / 4.0).to(torch.float32)
 
 
-def _bands(samples: Tensor, spec: LogMel) -> Tensor:
+def _levels(bands: Tensor) -> Tensor:
+    return bands.clamp(min=1e-10).log10()
+
+
+def _bands(samples: Tensor, spec: LogMel, lengths: Tensor) -> Tensor:
     """Return the powers (B, T, bins) in the mel bands of samples (B, S), in float64."""
-    window, filters = _tables(spec.changed(changes=(), mean=None, deviation=None))
-    return _powers(samples.to(torch.float64) * spec.multiplier, spec, window) @ filters
+    assert spec.rate is not None
+    power = _powers(samples.to(torch.float64) * spec.multiplier, spec, lengths)
+    return power @ _filters(spec.rate, spec.size, spec.bins, spec.scale, spec.lowest, spec.highest or spec.rate / 2)
 
 
-def _powers(samples: Tensor, spec: LogMel, window: Tensor) -> Tensor:
+def _powers(samples: Tensor, spec: LogMel, lengths: Tensor) -> Tensor:
     """Return the powers (B, T, size // 2 + 1) of the windows of samples (B, S)."""
     if spec.preemphasis and not spec.offset:
         samples = torch.cat((samples[:, :1], samples[:, 1:] - spec.preemphasis * samples[:, :-1]), 1)
-    if spec.centre:
-        samples = _extended(samples, spec.size // 2, spec.ends)
-    short = (spec.size if spec.centre else spec.frame) - samples.shape[1]
+    margin = spec.frame // 2 if spec.centre else 0
+    samples = _extended(samples, lengths, margin, spec.size // 2, spec.ends == "reflect")
+    short = spec.frame - samples.shape[1]
     if short > 0:
         samples = torch.nn.functional.pad(samples, (0, short))
-    if spec.centre:
-        margin = (spec.size - spec.frame) // 2
-        samples = samples[:, margin : samples.shape[1] - (spec.size - spec.frame - margin)]
     frames = samples.unfold(1, spec.frame, spec.step)
     if spec.offset:
         frames = frames - frames.mean(-1, keepdim=True)
         if spec.preemphasis:
             before = torch.cat((frames[..., :1], frames[..., :-1]), -1)
             frames = frames - spec.preemphasis * before
-    if spec.centre and spec.trim and frames.shape[1] > 1:
-        frames = frames[:, :-1]
-    return torch.fft.rfft(frames * window, n=spec.size).abs().square()
+    frames = frames[:, : spec.frames(int(lengths.max()))]
+    spectrum = torch.fft.rfft(frames * _window(spec.shape, spec.frame), n=spec.size)
+    return spectrum.real.square() + spectrum.imag.square()
 
 
-def _extended(samples: Tensor, margin: int, ends: str) -> Tensor:
-    """Pad samples (B, S) by ``margin`` on both sides, by reflection or zeros; by zeros if a row is too short."""
-    mode = "reflect" if ends == "reflect" and samples.shape[1] > margin else "constant"
-    return torch.nn.functional.pad(samples[:, None], (margin, margin), mode=mode)[:, 0]
+def _extended(samples: Tensor, lengths: Tensor, margin: int, transform: int, reflect: bool) -> Tensor:
+    """Extend each row of samples (B, S) by ``margin`` on both sides: by reflection, or by zeros.
+
+    A row that is no longer than ``transform``, half of the size of the FFT, is not reflected.
+    """
+    place = torch.arange(-margin, samples.shape[1] + margin).expand(len(samples), -1)
+    size = lengths[:, None]
+    inside = (place >= 0) & (place < size)
+    if reflect and margin:
+        inside |= (size > transform) & (place < size + margin)
+        place = place.abs()
+        place = torch.where(place < size, place, 2 * (size - 1) - place)
+    return samples.gather(1, place.clamp(0, samples.shape[1] - 1)) * inside
 
 
 def cepstrum(levels: np.ndarray, count: int = SIMPLE_COEFFICIENTS) -> np.ndarray:

@@ -13,6 +13,8 @@ import numpy as np
 
 from qkv.data.graphs.raw import mapping_of
 from qkv.data.records.images.pictures import as_uri, is_picture
+from qkv.data.records.sounds.cells import is_sound_in_memory
+from qkv.data.records.sounds.sound_files import as_uri as sound_uri
 from qkv.data.records.values import Unusable
 
 _MISSING = ("NAType", "NaTType")
@@ -25,7 +27,8 @@ def plain(value: Any) -> Any:
     """Convert ``value`` to a text, number, truth value, or a list or dict of these; None if it is missing (None, NaN,
     NA).
 
-    Arrays become lists, dates become ISO 8601 texts, and images become PNG files encoded as text. For any other class,
+    Arrays become lists, dates become ISO 8601 texts, images become PNG files, and sounds WAV files, encoded as
+    text. For any other class,
     raises ``TypeError`` with the name of the class.
     """
     if is_missing(value):
@@ -34,6 +37,8 @@ def plain(value: Any) -> Any:
         return value if type(value) in (str, bool, int, float) else _built_in(value)
     if is_picture(value):
         return as_uri(value)
+    if is_sound_in_memory(value):
+        return sound_uri(value)
     if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
     if isinstance(value, (datetime.date, datetime.time)):

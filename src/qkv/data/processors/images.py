@@ -17,6 +17,7 @@ from qkv.data.records.columns.profile import profiles
 from qkv.data.records.images.clips import holds_clips
 from qkv.data.records.images.image_files import GREY, SHOWN, converted, image_name, opened_image, picture_of
 from qkv.data.records.images.pictures import as_uri
+from qkv.data.records.sounds.cells import holds_sounds
 from qkv.data.records.table import Table
 from qkv.data.records.values import readable
 from qkv.layers.signal import Signal
@@ -45,7 +46,8 @@ class ImageProcessor(Processor):
     @classmethod
     def recognises(cls, source: str, table: Callable[[], Table | None]) -> bool:
         if Path(source).expanduser().is_dir():
-            return not holds_clips(Path(source).expanduser())
+            folder = Path(source).expanduser()
+            return not holds_sounds(folder) and not holds_clips(folder)
         rows = table()
         columns = [] if rows is None else profiles(rows).values()
         return any(profile.fits("image") and not profile.is_clips for profile in columns)

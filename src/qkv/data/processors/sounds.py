@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -12,8 +14,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from qkv.data.batching.padding import lengths_or_none
 from qkv.data.features.mel import cepstrum, log_mel
+from qkv.data.processors.augment import Mixed
 from qkv.data.processors.processor import Processor
+from qkv.data.processors.sound_changes import Clips, changed_clips
+from qkv.data.records.columns.profile import profiles
+from qkv.data.records.sounds.cells import holds_sounds
 from qkv.data.records.sounds.sound_files import read_sound, sound_length, sound_name
+from qkv.data.records.table import Table
 from qkv.data.records.values import readable
 from qkv.layers.signal import Signal
 from qkv.spec.register import implements
@@ -24,6 +31,14 @@ _USUAL = 16_000
 """Highest rate that is chosen by default, in Hz, as in published speech models."""
 _SAMPLE = 500
 """Number of training sounds that determine the rate, and mean and deviation."""
+
+
+@dataclass(frozen=True)
+class SoundSignal(Signal):
+    """Log-mel frames with the samples (B, S) of which they were made, and their lengths (B), for random changes."""
+
+    samples: Tensor | None = None
+    sizes: Tensor | None = None
 
 
 class SoundProcessor(Processor, Generic[S]):
@@ -37,6 +52,13 @@ class SoundProcessor(Processor, Generic[S]):
     def __init__(self, spec: S):
         super().__init__(spec)
         self.num_cut = 0
+
+    @classmethod
+    def recognises(cls, source: str, table: Callable[[], Table | None]) -> bool:
+        if Path(source).expanduser().is_dir():
+            return holds_sounds(Path(source).expanduser())
+        rows = table()
+        return any(profile.fits("sound") for profile in ([] if rows is None else profiles(rows).values()))
 
     def fitted(self, values: Sequence[Any]) -> S:
         if self.spec.rate is not None:
@@ -85,8 +107,19 @@ class WaveformProcessor(SoundProcessor[Waveform]):
 
     def signal(self, encoded: Sequence[np.ndarray]) -> Signal:
         rows = [_standardised(each) for each in encoded] if self.spec.normalise else encoded
-        samples, lengths = self.samples(rows)
+        return self._of_samples(*self.samples(rows))
+
+    def _of_samples(self, samples: Tensor, lengths: Tensor) -> Signal:
         return Signal(samples, None if self.spec.seconds else lengths_or_none(samples, lengths))
+
+    def augmented(self, signal: Signal, rng: np.random.Generator) -> tuple[Signal, Mixed | None]:
+        if not self.spec.changes:
+            return signal, None
+        rows, size = signal.values.shape[:2]
+        lengths = torch.full((rows,), size) if signal.lengths is None else signal.lengths
+        clips = changed_clips(self.spec.changes, Clips(signal.values, lengths, self.spec.rate or _USUAL), rng)
+        changed = self._of_samples(clips.values, clips.lengths)
+        return replace(signal, values=changed.values, lengths=changed.lengths), None
 
 
 @implements(LogMel)
@@ -108,23 +141,46 @@ class LogMelProcessor(SoundProcessor[LogMel]):
         return log_mel(torch.from_numpy(samples)[None], self.spec)[0].numpy()
 
     def signal(self, encoded: Sequence[np.ndarray]) -> Signal:
-        if self.spec.seconds:
-            samples, _ = self.samples(encoded)
-            return Signal(self._normalised(log_mel(samples, self.spec)))
-        rows = [self._normalised(log_mel(torch.from_numpy(each)[None], self.spec))[0] for each in encoded]
-        frames = pad_sequence(rows, batch_first=True)
-        return Signal(frames, lengths_or_none(frames, torch.tensor([len(each) for each in rows])))
+        samples, lengths = self.samples(encoded)
+        signal = self._of_samples(samples, lengths)
+        if all(change.of_frames for change in self.spec.changes):
+            return signal
+        return SoundSignal(signal.values, signal.lengths, samples=samples, sizes=lengths)
 
-    def _normalised(self, frames: Tensor) -> Tensor:
+    def _of_samples(self, samples: Tensor, lengths: Tensor) -> Signal:
+        """Return the frames of samples (B, S) with their lengths; those of a row do not depend on its padding."""
+        if self.spec.seconds:
+            return Signal(self._normalised(log_mel(samples, self.spec), None))
+        counts = torch.tensor([self.spec.frames(length) for length in lengths.tolist()])
+        frames = self._normalised(log_mel(samples, self.spec, lengths), counts)
+        return Signal(frames, lengths_or_none(frames, counts))
+
+    def augmented(self, signal: Signal, rng: np.random.Generator) -> tuple[Signal, Mixed | None]:
+        changes, rate = self.spec.changes, self.spec.rate or _USUAL
+        frames = signal
+        if isinstance(signal, SoundSignal) and signal.samples is not None and signal.sizes is not None:
+            of_samples = [change for change in changes if not change.of_frames]
+            frames = self._of_samples(*changed_clips(of_samples, Clips(signal.samples, signal.sizes, rate), rng)[:2])
+        rows, size = frames.values.shape[:2]
+        lengths = torch.full((rows,), size) if frames.lengths is None else frames.lengths
+        clips = Clips(frames.values, lengths, rate)
+        values = changed_clips([change for change in changes if change.of_frames], clips, rng).values
+        return replace(Signal.of(signal), values=values, lengths=frames.lengths), None
+
+    def _normalised(self, frames: Tensor, counts: Tensor | None) -> Tensor:
+        """Normalise frames (B, T, bins), of which each row has ``counts`` (B) real ones; the others become 0."""
         spec = self.spec
-        if spec.normalise == "clip":
-            deviation = frames.std(1, keepdim=True) if frames.shape[1] > 1 else torch.zeros_like(frames)
-            return (frames - frames.mean(1, keepdim=True)) / (deviation + 1e-5)
+        if spec.normalise == "none":
+            return frames
+        real = torch.ones(1, 1, 1) if counts is None else (torch.arange(frames.shape[1]) < counts[:, None])[..., None]
         if spec.normalise == "data":
             assert spec.mean is not None
             assert spec.deviation is not None
-            return (frames - torch.tensor(spec.mean)) / torch.tensor(spec.deviation)
-        return frames
+            return (frames - torch.tensor(spec.mean)) / torch.tensor(spec.deviation) * real
+        number = frames.shape[1] if counts is None else counts[:, None, None]
+        centred = (frames - (frames * real).sum(1, keepdim=True) / number) * real
+        variance = centred.square().sum(1, keepdim=True) / torch.as_tensor(number - 1).clamp(min=1)
+        return centred / (variance.sqrt() + 1e-5)
 
 
 def sound_statistics(samples: np.ndarray, rate: int) -> np.ndarray:

@@ -12,8 +12,10 @@ import numpy as np
 
 from qkv.data.corpora.text import TextSource
 from qkv.data.reading import cached, identity_of
-from qkv.data.records.images.clips import ARRAYS, are_pixels, clips_in, numbered_pictures, pixel_table
-from qkv.data.records.images.pictures import Values, folder_table, folder_tables
+from qkv.data.records.folders.layout import FileKind
+from qkv.data.records.folders.tables import folder_table, folder_tables
+from qkv.data.records.images.clips import CLIPS, are_pixels, numbered_pictures, pixel_table
+from qkv.data.records.images.pictures import IMAGES
 from qkv.data.records.lists import begins_list
 from qkv.data.records.model import Role
 from qkv.data.records.readers.conll import conll
@@ -26,6 +28,7 @@ from qkv.data.records.readers.label_columns import with_labels
 from qkv.data.records.readers.parallel import language_pair, parallel
 from qkv.data.records.readers.series_tables import SERIES, array_table, npy_array, with_series
 from qkv.data.records.readers.squad import squad
+from qkv.data.records.sounds.cells import SOUNDS
 from qkv.data.records.table import Table, head
 from qkv.spec import data as spec
 from qkv.spec.files.given import kept_name
@@ -72,8 +75,8 @@ def _table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, 
     if SEPARATOR in source and not Path(source).expanduser().exists():
         return _joined(source, data, option)
     if Path(source).expanduser().is_dir():
-        values = _values(roles)
-        return _told_frames(source, folder_table(source, option, values, _also(values)), values)
+        kind = _files(roles)
+        return _told_frames(source, folder_table(source, option, kind), kind)
     text = _text(source, option, names)
     if kept_name(source):
         text.name = IN_MEMORY
@@ -104,13 +107,13 @@ def _table_of(source: str, data: spec.Data, roles: Sequence[Role], option: str, 
 def split_tables(
     source: str, data: spec.Data, roles: Sequence[Role], option: str, names: Sequence[str] = ()
 ) -> dict[str, Table]:
-    """Return the tables of ``source`` by split. A folder of images can have several splits; any other source is the
-    split "train". Parameters: see ``table_of``.
+    """Return the tables of ``source`` by split. A folder of images or sounds can have several splits; any other source
+    is the split "train". Parameters: see ``table_of``.
     """
     if Path(source).expanduser().is_dir():
-        values = _values(roles)
-        tables = folder_tables(source, option, values, _also(values))
-        return {**tables, "train": _told_frames(source, tables["train"], values)}
+        kind = _files(roles)
+        tables = folder_tables(source, option, kind)
+        return {**tables, "train": _told_frames(source, tables["train"], kind)}
     return {"train": table_of(source, data, roles, option, names)}
 
 
@@ -159,19 +162,16 @@ def _arrays(text: TextSource, arrays: Mapping[str, np.ndarray]) -> Table:
     return pixel_table(text, arrays) if pixels else array_table(text, arrays)
 
 
-def _values(roles: Sequence[Role]) -> Values | None:
-    """Return the function that lists the clips in a folder, if a role takes clips; None for images."""
-    return clips_in if any(role.clips for role in roles) else None
+def _files(roles: Sequence[Role]) -> FileKind:
+    """Return the kind of values in a folder: clips or sounds if a role takes them, else images."""
+    if any(role.kind == "sound" for role in roles):
+        return SOUNDS
+    return CLIPS if any(role.clips for role in roles) else IMAGES
 
 
-def _also(values: Values | None) -> tuple[str, ...]:
-    """Return the extensions of files of clips other than image files."""
-    return (ARRAYS,) if values else ()
-
-
-def _told_frames(source: str, table: Table, values: Values | None) -> Table:
+def _told_frames(source: str, table: Table, kind: FileKind) -> Table:
     """Add a note to a table of images if they are numbered like frames of clips."""
-    if values is not None or not numbered_pictures(Path(source).expanduser()):
+    if kind != IMAGES or not numbered_pictures(Path(source).expanduser()):
         return table
     note = (
         f"the images of {source} are numbered like frames of clips, but read as single images; "

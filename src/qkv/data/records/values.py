@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from qkv.data.cells.numbers import NumberForm, is_empty
-from qkv.data.records.images.pictures import URI
+from qkv.data.records.images.pictures import URI as IMAGE_URI
 from qkv.data.records.lists import begins_list, printed_list
 from qkv.data.records.model import Role
+from qkv.data.records.sounds.cells import URI as SOUND_URI
 from qkv.data.records.table import Row
 from qkv.system.errors import UserError
 
@@ -64,7 +65,7 @@ class Values:
 
     ``columns``: role -> column; ``extra``: columns kept under their column names; ``missing``: cell texts that mean an
     empty cell; ``separator``: text between two labels of one cell; ``folder``: folder of the table, to which names of
-    image files are relative; ``forms``: number format by role.
+    files of images and sounds are relative; ``forms``: number format by role.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Values:
         for role in self._roles:
             if role.kind == "labels":
                 example[role.name] = label_set(self._cell(row, role), role.name, self._separator)
-            elif role.kind == "image":
+            elif role.kind in ("image", "sound"):
                 example[role.name] = self._file(self._cell(row, role), role.name)
             elif role.kind == "number":
                 example[role.name] = _number(self._cell(row, role), role.name, self._forms.get(role.name, NumberForm()))
@@ -116,11 +117,13 @@ class Values:
         return None if empty else value
 
     def _file(self, value: Any, name: str) -> Any:
-        """Find an image file in the table's folder, else in the working directory; return other values unchanged."""
+        """Find a file of an image or a sound in the table's folder, else in the working directory; return other values
+        unchanged.
+        """
         if not isinstance(value, str):
             return _signal(value, name)
         text = _scalar(value, name)
-        if text.startswith(URI) or self._folder is None:
+        if text.startswith((IMAGE_URI, SOUND_URI)) or self._folder is None:
             return text
         beside = self._folder / text.strip()
         return str(beside) if beside.exists() else text.strip()
@@ -325,7 +328,7 @@ CONVERT: dict[str, Callable[[Any, str], Any]] = {
 }
 """Function that converts a column's value for each kind of role.
 
-Answers, images and numbers are converted separately, since they need their context, the table's folder, and the
+Answers, images, sounds and numbers are converted separately, since they need their context, the table's folder, and the
 column's number format.
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -186,11 +186,11 @@ class LogMel(Sounds, kind="log_mel"):
     def frames(self, samples: int) -> int:
         """Return the number of frames of ``samples`` samples."""
         if self.centre:
-            return samples // self.step + (not self.trim)
+            return max(1, samples // self.step + (not self.trim))
         return max(0, samples - self.frame) // self.step + 1
 
     def problems(self) -> list[Problem]:
-        problems = []
+        problems = list[Problem]()
         for name in ("mean", "deviation"):
             values = getattr(self, name)
             if values is not None and len(values) not in (1, self.bins):
@@ -216,10 +216,6 @@ class LogMel(Sounds, kind="log_mel"):
         return problems
 
 
-Count = TypeVar("Count", int, Any)
-"""Number of steps, or a tensor of them."""
-
-
 class OfSound(Placed):
     """Base class of front ends of sounds of any length: convolutions over time."""
 
@@ -233,8 +229,8 @@ class OfSound(Placed):
     def reads_whole_rows(self) -> bool:
         return True
 
-    def after(self, length: Count, index: int) -> Count:
-        """Return the number of steps after convolution number ``index`` on ``length`` steps."""
+    def after(self, length: Any, index: int) -> Any:
+        """Return the number of steps, or a tensor of them, after convolution number ``index`` on ``length`` steps."""
         kernel, stride = self.kernels[index], self.strides[index]
         return (length + (2 * (kernel // 2) if self.padded else 0) - kernel) // stride + 1
 

@@ -159,7 +159,7 @@ class _Guess:
         if self.open_roles:
             self._expect_header()
         self._texts([role for role in self.open_roles if role.kind == "text"])
-        for kind in ("image", "signal", "series", "answers", "label", "labels", "number"):
+        for kind in ("image", "sound", "signal", "series", "answers", "label", "labels", "number"):
             for role in [role for role in self.open_roles if role.kind == kind]:
                 self.taken[role.name] = self._one(role, self.free)
                 self._not_a_row(self.taken[role.name], role)

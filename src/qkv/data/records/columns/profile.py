@@ -15,6 +15,7 @@ from qkv.data.records.images.clips import is_clip
 from qkv.data.records.images.pictures import is_image, is_pixels
 from qkv.data.records.lists import begins_list
 from qkv.data.records.model import Kind
+from qkv.data.records.sounds.cells import is_sound, is_sound_in_memory
 from qkv.data.records.table import Row, Table
 
 MOST_LABELS = 1000
@@ -41,8 +42,8 @@ _MANY = 10
 class Profile:
     """Statistics of one column.
 
-    Counted are non-empty values, characters, values that are numbers, lists, objects, images, clips, series of numbers
-    or codes (identifiers, dates, addresses), and distinct values.
+    Counted are non-empty values, characters, values that are numbers, lists, objects, images, clips, sounds, series of
+    numbers or codes (identifiers, dates, addresses), and distinct values.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Profile:
     objects: int = 0
     images: int = 0
     clips: int = 0
+    sounds: int = 0
     series: int = 0
     codes: int = 0
     counts_up: bool = True
@@ -77,12 +79,17 @@ class Profile:
             self.images += is_pixels(value)
             self.clips += not is_pixels(value)
             return
+        if is_sound_in_memory(value):
+            self.filled += 1
+            self.sounds += 1
+            return
         if isinstance(value, np.ndarray):
             value = value.tolist()
         if value is None or value == "" or value == []:
             return
         self.filled += 1
         self.images += is_image(value)
+        self.sounds += is_sound(value)
         self.lists += isinstance(value, str) and begins_list(value)
         self.series += is_series(value)
         if isinstance(value, (list, dict)):
@@ -205,6 +212,7 @@ FITS: dict[Kind, Callable[[Profile], bool]] = {
     "tags": lambda p: p.lists > 0,
     "answers": lambda p: p.objects > 0,
     "image": lambda p: p.images == p.filled or p.is_clips,
+    "sound": lambda p: p.sounds == p.filled,
     "signal": lambda p: p.objects > 0,
     "series": lambda p: p.series >= 0.9 * p.filled,
     "messages": lambda p: p.objects > 0,

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from qkv.data.corpora.text import TextSource
-from qkv.data.records.images.folders import layout, visible
+from qkv.data.records.folders.layout import FileKind, layout, visible
 from qkv.data.records.images.image_files import opened_image, reduced
-from qkv.data.records.images.pictures import is_pixels
+from qkv.data.records.images.pictures import SUFFIXES, is_pixels
 from qkv.data.records.table import Row, Table
 from qkv.data.records.values import Unusable
 from qkv.system.errors import UserError
@@ -80,8 +80,8 @@ def numbered_pictures(folder: Path) -> bool:
 
 def _pictures(folder: Path) -> dict[Path, list[Path]]:
     """Return the files of pictures and arrays in the folder of each split."""
-    rooms = layout(folder, also=(ARRAYS,)).rooms
-    return {room: visible(room, also=(ARRAYS,))[0] for room in rooms.values()}
+    rooms = layout(folder, CLIPS).rooms
+    return {room: visible(room, CLIPS.suffixes)[0] for room in rooms.values()}
 
 
 def _are_numbered(pictures: Mapping[Path, Sequence[Path]]) -> bool:
@@ -174,9 +174,12 @@ def clips_in(folder: Path) -> tuple[list[Path], list[Path]]:
     """Return (clips in a folder and below, other files). Clips are files of animations and arrays, and folders of
     frames.
     """
-    files, other_files = visible(folder, also=(ARRAYS,))
+    files, other_files = visible(folder, (*SUFFIXES, ARRAYS))
     folders = frame_folders(folder, files)
     return sorted({path.parent if path.parent in folders else path for path in files}), other_files
+
+
+CLIPS = FileKind("image", (*SUFFIXES, ARRAYS), clips_in)
 
 
 def _numbered(path: Path) -> tuple[str, str]:

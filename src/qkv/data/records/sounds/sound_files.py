@@ -7,36 +7,18 @@ import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from qkv.data.records.sounds.cells import URI, Sound, is_sound_in_memory
 from qkv.data.records.values import Unusable
 from qkv.spec.signals.sound import HIGHEST_RATE, LOWEST_RATE
 from qkv.system.errors import UserError
 
-SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", ".aifc", ".au", ".snd", ".caf", ".w64")
-"""Extensions of sound files that libsndfile reads."""
-URI = "data:audio/"
-"""Beginning of a sound that is written as text (data URI, base64)."""
 _BLOCK = 1 << 16
 """Number of samples of each channel that are read at once, so that a file of any length takes bounded memory."""
 _INSTALL = 'reading sound needs the packages soundfile and soxr; install them with pip install "qkv[sound]"'
-
-
-class Sound(NamedTuple):
-    """Mono samples (S) in float32, from -1 to 1, with their ``rate`` in Hz. ``cut``: True if there was more."""
-
-    samples: np.ndarray
-    rate: int
-    cut: bool = False
-
-
-def is_sound(value: object) -> bool:
-    """Return True if a cell names a sound file, or holds a sound: data URI, or {"array", "sampling_rate"}."""
-    if isinstance(value, str):
-        return value.startswith(URI) or value.strip().lower().endswith(SUFFIXES)
-    return isinstance(value, (Sound, Mapping)) and _in_memory(value) is not None
 
 
 def sound_name(value: Any, unnamed: str = "the sound") -> str:
@@ -93,22 +75,27 @@ def sound_length(value: Any) -> tuple[float, int]:
         return file.frames / file.samplerate, file.samplerate
 
 
-def as_uri(sound: Sound) -> str:
-    """Encode a sound as text: a WAV file of 16 bits in base64, as a data URI."""
-    return f"{URI}wav;base64,{base64.b64encode(wav_bytes(sound)).decode()}"
+def as_uri(value: Any) -> str:
+    """Encode a sound in memory as text: a WAV file of 32-bit floats in base64, as a data URI."""
+    sound = read_sound(value)
+    return f"{URI}wav;base64,{base64.b64encode(sound_bytes(sound, 'FLOAT')).decode()}"
 
 
-def wav_bytes(sound: Sound) -> bytes:
-    """Return the bytes of a mono WAV file of 16 bits; samples beyond -1 and 1 are clipped."""
-    import wave
-
+def sound_bytes(sound: Sound, subtype: str = "PCM_16", form: str = "WAV") -> bytes:
+    """Return the bytes of a mono sound file. ``subtype`` and ``form``: names of libsndfile, such as WAV and FLAC."""
+    soundfile = _soundfile()
     buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(sound.rate)
-        file.writeframes((sound.samples.clip(-1, 1) * 32767).round().astype("<i2").tobytes())
+    soundfile.write(buffer, sound.samples, sound.rate, format=form, subtype=subtype)
     return buffer.getvalue()
+
+
+def _soundfile() -> Any:
+    """Return the module soundfile. Raises ``UserError`` if it is not installed."""
+    try:
+        import soundfile
+    except ImportError:
+        raise UserError(_INSTALL) from None
+    return soundfile
 
 
 @contextmanager
@@ -127,11 +114,7 @@ def _source(value: Any) -> Iterator[tuple[int, Iterator[np.ndarray]]]:
 @contextmanager
 def _opened(value: Any) -> Iterator[Any]:
     """Context manager that opens a sound file. Raises ``Unusable``."""
-    try:
-        import soundfile
-    except ImportError:
-        raise UserError(_INSTALL) from None
-    name = sound_name(value)
+    soundfile, name = _soundfile(), sound_name(value)
     try:
         file = soundfile.SoundFile(_handle(value))
     except FileNotFoundError:
@@ -161,8 +144,7 @@ def _handle(value: Any) -> Any:
 
 
 def _blocks(file: Any, name: str) -> Iterator[np.ndarray]:
-    import soundfile
-
+    soundfile = _soundfile()
     while True:
         try:
             block = file.read(_BLOCK, dtype="float32", always_2d=True)
@@ -191,14 +173,9 @@ def _resampled(blocks: Iterator[np.ndarray], native: int, rate: int) -> Iterator
 
 def _in_memory(value: Any) -> Sound | None:
     """Return a sound that is held in memory; None for a file or its bytes. Raises ``Unusable`` for a wrong shape."""
-    if isinstance(value, Sound):
-        return value
-    if isinstance(value, Mapping) and {"array", "sampling_rate"} <= set(value):
-        samples, rate = value["array"], value["sampling_rate"]
-    elif isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], int):
-        samples, rate = value
-    else:
-        return None
+    if not is_sound_in_memory(value) or isinstance(value, Sound):
+        return value if isinstance(value, Sound) else None
+    samples, rate = (value["array"], value["sampling_rate"]) if isinstance(value, Mapping) else value
     return Sound(_mono(np.asarray(samples)), int(rate))
 
 

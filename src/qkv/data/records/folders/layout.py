@@ -1,17 +1,15 @@
-"""Recognise the layout of folders of images: splits by their usual names, classes, and files to ignore."""
+"""Recognise the layout of folders of images or sounds: splits by their usual names, classes, and files to ignore."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from qkv.system.errors import UserError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".ico")
-"""Extensions of image files."""
 _SPLITS = {
     "train": "train",
     "training": "train",
@@ -27,7 +25,10 @@ _SPLITS = {
     "tst": "test",
 }
 _FILLERS = frozenset(
-    ("set", "data", "dataset", "split", "folder", "dir", "images", "image", "imgs", "img", "pictures", "photos")
+    (
+        *("set", "data", "dataset", "split", "folder", "dir", "images", "image", "imgs", "img", "pictures", "photos"),
+        *("sounds", "sound", "audio", "wav", "wavs", "clips", "recordings"),
+    )
 )
 """Words that may accompany the name of a split, as in "training_set" and "test images"."""
 _LITTER = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found", "__pycache__"}
@@ -38,8 +39,29 @@ ignored too.
 _SHOWN = 3
 
 
+class FileKind(NamedTuple):
+    """Kind of values that folders hold: the word for one of them, which names its column, and extensions of files.
+
+    ``find``: function of a folder that returns (values in it and below, such as files, other files); None: files with
+    one of the extensions.
+    """
+
+    noun: str
+    suffixes: tuple[str, ...]
+    find: Callable[[Path], tuple[list[Path], list[Path]]] | None = None
+
+    @property
+    def article(self) -> str:
+        """The noun with its article."""
+        return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}"
+
+    def values(self, folder: Path) -> tuple[list[Path], list[Path]]:
+        """Return (values in a folder and below, other files)."""
+        return visible(folder, self.suffixes) if self.find is None else self.find(folder)
+
+
 class FolderLayout(NamedTuple):
-    """Layout of a folder of images.
+    """Layout of a folder of files.
 
     ``rooms``: folder of each split; ``notes``: sentences on folders and files that are ignored.
     """
@@ -55,15 +77,14 @@ def is_litter(name: str) -> bool:
     return name.startswith(".") or name.casefold() in _LITTER
 
 
-def visible(folder: Path, also: Sequence[str] = ()) -> tuple[list[Path], list[Path]]:
-    """Return (image files, other files) in a folder and below, sorted, without the files of ``is_litter``.
-
-    ``also``: further extensions of images.
+def visible(folder: Path, suffixes: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """Return (files with one of the extensions, other files) in a folder and below, sorted, without the files of
+    ``is_litter``.
     """
-    images, rest = list[Path](), list[Path]()
+    values, rest = list[Path](), list[Path]()
     for path in sorted(_files(folder)):
-        (images if path.suffix.lower() in (*SUFFIXES, *also) else rest).append(path)
-    return images, rest
+        (values if path.suffix.lower() in suffixes else rest).append(path)
+    return values, rest
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -97,47 +118,47 @@ def _parted(word: str) -> tuple[str, ...]:
     return (word,)
 
 
-def layout(folder: Path, also: Sequence[str] = ()) -> FolderLayout:
+def layout(folder: Path, kind: FileKind) -> FolderLayout:
     """Find the folder of each split: subfolders with names of splits, else the folder itself as "train".
 
     A folder that only holds another folder of folders, as after unpacking an archive, is replaced by that inner folder.
-    Folders without any image are neither classes nor splits. If there are at least two splits, folders with other names
-    are ignored. ``also``: further extensions. Raises ``UserError`` for two folders of one split.
+    Folders without any value of this kind are neither classes nor splits. If there are at least two splits, folders
+    with other names are ignored. Raises ``UserError`` for two folders of one split.
     """
-    folder, notes = _unwrapped(folder, also)
+    folder, notes = _unwrapped(folder, kind)
     inside = _subfolders(folder)
-    holding = [path for path in inside if _holds_images(path, also)]
-    notes += _empty([path for path in inside if path not in holding], folder)
+    holding = [path for path in inside if _holds_values(path, kind)]
+    notes += _empty([path for path in inside if path not in holding], folder, kind)
     splits = _splits(holding)
     if not splits:
         return FolderLayout({"train": folder}, tuple(notes))
     strays = [path.name for path in holding if path not in splits.values()]
-    strays += sorted(path.name for path in _images_in(folder, also))
+    strays += sorted(path.name for path in _values_in(folder, kind))
     if strays:
         notes.append(f"{_listed(strays)} of {folder} {_is(strays)} in no split and {_is(strays)} ignored")
     rooms = dict[str, Path]()
     for split, path in splits.items():
-        rooms[split], more = _unwrapped(path, also)
+        rooms[split], more = _unwrapped(path, kind)
         notes += more
     return FolderLayout(rooms, tuple(notes))
 
 
-def _unwrapped(folder: Path, also: Sequence[str]) -> tuple[Path, list[str]]:
+def _unwrapped(folder: Path, kind: FileKind) -> tuple[Path, list[str]]:
     """Descend to the folder that holds the classes or splits; return (this folder, sentences on ignored folders)."""
     notes = list[str]()
-    while not _images_in(folder, also):
-        holding = [path for path in _subfolders(folder) if _holds_images(path, also)]
-        if len(holding) != 1 or _images_in(holding[0], also):
+    while not _values_in(folder, kind):
+        holding = [path for path in _subfolders(folder) if _holds_values(path, kind)]
+        if len(holding) != 1 or _values_in(holding[0], kind):
             break
-        if sum(_holds_images(path, also) for path in _subfolders(holding[0])) < 2:
+        if sum(_holds_values(path, kind) for path in _subfolders(holding[0])) < 2:
             break
-        notes += _empty([path for path in _subfolders(folder) if path not in holding], folder)
+        notes += _empty([path for path in _subfolders(folder) if path not in holding], folder, kind)
         folder = holding[0]
     return folder, notes
 
 
 def _splits(holding: Sequence[Path]) -> dict[str, Path]:
-    """Return the folder of each split among folders of images; empty if the folders are classes. Raises
+    """Return the folder of each split among folders of values; empty if the folders are classes. Raises
     ``UserError``.
     """
     named = [(path, part) for path in holding if (part := split_named(path.name)) is not None]
@@ -159,27 +180,25 @@ def _subfolders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _images_in(folder: Path, also: Sequence[str]) -> list[Path]:
-    """Return the images directly in a folder, without those in subfolders."""
-    endings = (*SUFFIXES, *also)
+def _values_in(folder: Path, kind: FileKind) -> list[Path]:
+    """Return the values directly in a folder, without those in subfolders."""
     return [
         path
         for path in folder.iterdir()
-        if path.suffix.lower() in endings and not is_litter(path.name) and path.is_file()
+        if path.suffix.lower() in kind.suffixes and not is_litter(path.name) and path.is_file()
     ]
 
 
-def _holds_images(folder: Path, also: Sequence[str]) -> bool:
-    endings = (*SUFFIXES, *also)
-    return not is_litter(folder.name) and any(path.suffix.lower() in endings for path in _files(folder))
+def _holds_values(folder: Path, kind: FileKind) -> bool:
+    return not is_litter(folder.name) and any(path.suffix.lower() in kind.suffixes for path in _files(folder))
 
 
-def _empty(folders: Sequence[Path], parent: Path) -> list[str]:
+def _empty(folders: Sequence[Path], parent: Path, kind: FileKind) -> list[str]:
     names = [path.name for path in folders]
     if not names:
         return []
     holds = "holds" if len(names) == 1 else "hold"
-    return [f"{_listed(names)} of {parent} {holds} no image and {_is(names)} ignored"]
+    return [f"{_listed(names)} of {parent} {holds} no {kind.noun} and {_is(names)} ignored"]
 
 
 def _listed(names: Sequence[str]) -> str:
