@@ -14,12 +14,12 @@ from tests.serving.conftest import Running, serving
 from tests.serving.models import text_run
 
 import qkv
-from qkv.data.records.sounds.sound_files import Sound, wav_bytes
+from qkv.data.records.sounds.sound_files import Sound, sound_bytes
 from qkv.runs.run import Run
 from qkv.runs.storage.load import load
 from qkv.serving.http.reading import divide_form
 
-WAV = wav_bytes(Sound(speech.sound(5.0), speech.RATE))
+WAV = sound_bytes(Sound(speech.sound(5.0), speech.RATE))
 
 
 @pytest.fixture(scope="module")
