@@ -391,17 +391,17 @@ class WithConstant(Way):
 
     value: float
     count: int = 2
+    what: str = "a constant of the activation"
+    shape: tuple[int, ...] = ()
 
     def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
         stored = float(theirs[1])
         if not math.isclose(stored, self.value, rel_tol=0.01):  # bf16 rounds it
-            raise UserError(
-                f"a constant of the activation is {stored:g} in the file, but qkv supports only {self.value:g}"
-            )
+            raise UserError(f"{self.what} is {stored:g} in the file, but qkv supports only {self.value:g}")
         return theirs[0]
 
     def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
-        return ours, torch.tensor(self.value, dtype=ours.dtype, device=ours.device)
+        return ours, torch.full(self.shape, self.value, dtype=ours.dtype, device=ours.device)
 
 
 PLAIN = Plain()
