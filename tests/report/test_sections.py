@@ -49,6 +49,10 @@ SECTIONS: dict[str, dict[str, Any]] = {
             {"source": "data:image/png;base64,AAAB", "caption": "seen", "heat": [[0.0, 1.0]], "covered": [1.0, 0.5]},
         ]
     },
+    "sounds": {
+        "columns": 2,
+        "sounds": [{"source": "data:audio/wav;base64,UklGRg==", "caption": "1: original <x>"}] * 2,
+    },
     "bars": {"bars": [["PER", 80.5], ["LOC", 70.25]], "unit": "%"},
 }
 

@@ -138,8 +138,8 @@ class Page:
         script = asset("page.js")
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         policy = (
-            f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; "
-            "base-uri 'none'; form-action 'none'"
+            "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; "
+            f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
         )
         head = [
             tag("meta", charset="utf-8"),

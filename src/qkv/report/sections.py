@@ -111,6 +111,19 @@ def _pictures(page: Page, section: Section) -> None:
     page.drawing(tag("div", *figures, class_="pictures"))
 
 
+def _sounds(page: Page, section: Section) -> None:
+    """Append ``sounds`` with players in rows of ``columns``, each with ``source`` (a data URI) and ``caption``."""
+    figures = [
+        tag(
+            "figure",
+            tag("audio", controls=True, preload="none", src=each["source"]),
+            tag("figcaption", each["caption"]),
+        )
+        for each in section["sounds"]
+    ]
+    page.drawing(tag("div", *figures, class_="sounds", style=f"--columns:{section['columns']}"))
+
+
 def _heat(shares: Sequence[Sequence[float]], covered: Sequence[float]) -> Markup:
     """Build the image of the matrix ``shares`` that is laid over a picture."""
     source = "data:image/png;base64," + base64.b64encode(png(shares)).decode()
@@ -218,4 +231,5 @@ DRAWN: dict[str, Callable[[Page, Section], None]] = {
     "reliability": _reliability,
     "effects": _effects,
     "points": _points,
+    "sounds": _sounds,
 }

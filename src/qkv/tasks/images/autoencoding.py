@@ -23,8 +23,9 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Autoencoding
 from qkv.tasks.dataset import Dataset, ExampleDataset
-from qkv.tasks.images.task import ImageTask, picture_section, processor_of
+from qkv.tasks.images.sheet_section import picture_section
 from qkv.tasks.inputs import EncodedRow, SignalReader
+from qkv.tasks.signal_task import SignalTask, processor_of
 from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
 _SHOWN = 16
@@ -47,7 +48,7 @@ class Reconstructed(NamedTuple):
 
 
 @implements(Autoencoding)
-class AutoencodingTask(ImageTask):
+class AutoencodingTask(SignalTask):
     """Autoencoding of images: loss (pixel - reconstruction)² + β (z - code)², both as means over their values."""
 
     loss_unit = "a pixel"

@@ -26,8 +26,8 @@ from qkv.spec.tasks import NextToken
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import Collate
 from qkv.tasks.images.generated import GeneratedImagesTask, places_of
-from qkv.tasks.images.task import processor_of
 from qkv.tasks.inputs import EncodedRow, SignalReader
+from qkv.tasks.signal_task import processor_of
 from qkv.tasks.task import Evaluation, Scale, Totals
 from qkv.tasks.text.next_token import exponential
 

@@ -14,15 +14,16 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.signals.image_sequences import ImageSequence
 from qkv.system.errors import UserError, nearest
 from qkv.tasks.example_task import column, fit_processors
-from qkv.tasks.images.task import ImageTask, picture_section
+from qkv.tasks.images.sheet_section import picture_section
 from qkv.tasks.labels.classification import LABEL
+from qkv.tasks.signal_task import SignalTask
 
 SAMPLES = 64
 """Minimum number of generated images in the report."""
 _COLUMNS, _MOST_COLUMNS = 8, 16
 
 
-class GeneratedImagesTask(ImageTask):
+class GeneratedImagesTask(SignalTask):
     """Base class of tasks that generate an image value by value after a start token.
 
     The start token is the label of the image, or the same token for all images.

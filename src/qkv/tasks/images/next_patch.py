@@ -27,8 +27,8 @@ from qkv.system.errors import UserError
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import Collate
 from qkv.tasks.images.generated import GeneratedImagesTask, places_of
-from qkv.tasks.images.task import processor_of
 from qkv.tasks.inputs import EncodedRow, SignalReader
+from qkv.tasks.signal_task import processor_of
 from qkv.tasks.task import Evaluation, Scale, Totals
 
 PIXELS, STARTS, UNIT = "pixels", "starts", "unit"

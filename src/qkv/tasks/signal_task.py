@@ -1,4 +1,4 @@
-"""Base class for tasks whose examples are images without a target column; the model may read a label as input."""
+"""Base class for tasks whose examples are images or sounds without a target column; the model may read a label."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import numpy as np
 
 from qkv.data.batching.batch import Batch
 from qkv.data.processors.processor import Processor, build_processor
-from qkv.data.processors.sheets import sheet
-from qkv.data.records.images.pictures import as_uri
 from qkv.data.records.model import Records, Role
 from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
@@ -23,8 +21,8 @@ from qkv.tasks.example_task import ExampleTask, Reader, Rows, fit_processors
 from qkv.tasks.inputs import EncodedRow, SignalReader, input_roles
 
 
-class ImageTask(ExampleTask):
-    """Base class of tasks whose examples are images, encoded by the recipe's processor."""
+class SignalTask(ExampleTask):
+    """Base class of tasks whose examples are images or sounds, encoded by the recipe's processor."""
 
     evaluates = True
     label: ClassVar[Role | None] = None
@@ -101,9 +99,3 @@ def processor_of(vocabulary: Vocabulary) -> Processor:
     if processor is None:
         raise UserError("the run has no processor of images; its processors.json is missing or belongs to another run")
     return build_processor(processor)
-
-
-def picture_section(title: str, images: Sequence[np.ndarray], columns: int, caption: str) -> dict[str, Any]:
-    """Build a report section with images (H, W) or (H, W, 3) on one sheet of ``columns`` columns."""
-    source = as_uri(sheet(images, columns))
-    return {"kind": "pictures", "title": title, "pictures": [{"source": source, "caption": caption}]}

@@ -1,0 +1,102 @@
+"""Trained neural codecs: sounds to codes and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from qkv.data.pretrained import WEIGHTS, read_pretrained
+from qkv.data.processors.processor import build_processor
+from qkv.data.processors.sounds import WaveformProcessor
+from qkv.models.heads.wave_decoder import WaveDecoderHead
+from qkv.models.transformer import Transformer
+from qkv.system.errors import UserError
+
+KEY = "data.processor.run"
+_AT_ONCE = 32
+
+
+class Codec(NamedTuple):
+    """Trained neural codec: its model, its processor of sounds, and the SHA-256 of its weights."""
+
+    model: Transformer
+    sounds: WaveformProcessor
+    digest: str
+
+    @property
+    def head(self) -> WaveDecoderHead:
+        """Head of the model, which holds quantizer and decoder."""
+        head = self.model.head
+        assert isinstance(head, WaveDecoderHead)
+        return head
+
+    @property
+    def rate(self) -> int:
+        """Samples per second."""
+        assert self.sounds.spec.rate is not None
+        return self.sounds.spec.rate
+
+    @property
+    def bits_per_second(self) -> float:
+        """Bits of the codes of one codebook in a second."""
+        return self.head.part.quantizer.bits * self.rate / self.head.hop
+
+    @torch.inference_mode()
+    def codes(self, encoded: Sequence[np.ndarray], codebooks: int | None = None) -> list[np.ndarray]:
+        """Return the codes (N, n) of encoded sounds, of the first n codebooks, by default all."""
+        results = dict[int, np.ndarray]()
+        for rows in self._groups([len(each) for each in encoded]):
+            signal = self.sounds.signal([encoded[i] for i in rows]).to(self.model.device)
+            x, _ = self.model.features(signal)
+            ids = self.head.ids(x, codebooks).to(torch.int32).cpu().numpy()
+            real = self.model.frontend.lengths(signal)
+            lengths = [x.shape[1]] * len(rows) if real is None else real.tolist()
+            results |= {i: ids[row, :length] for row, (i, length) in enumerate(zip(rows, lengths, strict=True))}
+        return [results[i] for i in range(len(encoded))]
+
+    @torch.inference_mode()
+    def decoded(self, codes: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Decode codes (N, n) of the first n codebooks to samples (N · hop) in float32."""
+        results = dict[int, np.ndarray]()
+        for rows in self._groups([len(each) for each in codes]):
+            ids = pad_sequence([torch.from_numpy(codes[i].astype(np.int64)) for i in rows], batch_first=True)
+            samples = self.head.samples(ids.to(self.model.device)).to(torch.float32).cpu().numpy()
+            results |= {i: samples[row, : len(codes[i]) * self.head.hop] for row, i in enumerate(rows)}
+        return [results[i] for i in range(len(codes))]
+
+    def _groups(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """Yield the indices of rows that are read together: of any length if padding on the right changes no output."""
+        order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+        network = self.head.part.network
+        free = network is not None and network.exact
+        for _, group in groupby(order, key=lambda i: 0 if free else lengths[i]):
+            rows = list(group)
+            yield from (rows[begin : begin + _AT_ONCE] for begin in range(0, len(rows), _AT_ONCE))
+
+
+def codec_of(run: str) -> Codec:
+    """Load the trained codec in the run folder ``run``. Raises ``UserError`` if it is missing or no codec."""
+    weights = Path(run).expanduser() / WEIGHTS
+    changed = weights.stat().st_mtime_ns if weights.is_file() else 0
+    return _read(run, changed)
+
+
+@lru_cache(maxsize=2)
+def _read(run: str, changed: int) -> Codec:
+    pretrained = read_pretrained(run, KEY)
+    processor = pretrained.vocabulary.processor
+    if pretrained.recipe.model.head.kind != "wave_decoder" or processor is None:
+        raise UserError(
+            f"{KEY}: the run in {run} has the task {pretrained.recipe.task.kind!r} with the head "
+            f"{pretrained.recipe.model.head.kind!r}; name a neural codec, trained by 'qkv train compress'"
+        )
+    sounds = build_processor(processor)
+    assert isinstance(sounds, WaveformProcessor)
+    return Codec(pretrained.model, sounds, pretrained.digest)
