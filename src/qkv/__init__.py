@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from qkv.runs.inference.rerank import rerank as rerank
     from qkv.runs.inference.search import search as search
     from qkv.runs.run import Run as Run
+    from qkv.runs.sound.compression import compress as compress
+    from qkv.runs.sound.compression import decompress as decompress
+    from qkv.runs.sound.speech import say as say
     from qkv.runs.storage.save import save as save
     from qkv.runs.transcription.transcribe import transcribe as transcribe
     from qkv.spec.errors import SpecError as SpecError
@@ -77,7 +80,9 @@ _HOMES = {
     "chat": "qkv.runs.chats.chat",
     "compare": "qkv.api.functions",
     "compare_runs": "qkv.training.compare",
+    "compress": "qkv.runs.sound.compression",
     "cost": "qkv.api.functions",
+    "decompress": "qkv.runs.sound.compression",
     "embed": "qkv.api.functions",
     "evaluate": "qkv.api.functions",
     "evaluate_choices": "qkv.api.functions",
@@ -94,6 +99,7 @@ _HOMES = {
     "read_model": "qkv.spec.files.yaml_io",
     "read_recipe": "qkv.spec.files.yaml_io",
     "save": "qkv.runs.storage.save",
+    "say": "qkv.runs.sound.speech",
     "rerank": "qkv.runs.inference.rerank",
     "search": "qkv.runs.inference.search",
     "show": "qkv.api.functions",

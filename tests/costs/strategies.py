@@ -22,9 +22,12 @@ from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
 from qkv.spec.models import cross
 from qkv.spec.models.blocks import DepthAverage
 from qkv.spec.models.forecasts import Gaussian, Point, Quantiles, StudentT
+from qkv.spec.models.quantizers import ProjectedQuantizer, ResidualQuantizer, ScalarQuantizer
 from qkv.spec.position_wise import memory_layer
 from qkv.spec.position_wise.experts import BalanceBias, BalanceLoss, MixtureOfExperts
 from qkv.spec.position_wise.product_keys import ProductKeyMemory
+from qkv.spec.signals.codecs import SeaNet, WaveDecoder
+from qkv.spec.signals.speech import SpeechHead
 
 WIDTH = 16
 MASKS = st.sampled_from([Causal(), Full(), Causal() & Window(size=3, sinks=2), Causal() & Window(size=99)])
@@ -368,6 +371,18 @@ HEADS: dict[type[heads.Head], st.SearchStrategy[Any]] = {
     heads.VectorsHead: st.just(heads.VectorsHead()),
     heads.EdgesHead: st.builds(heads.EdgesHead, hidden=st.none() | st.integers(1, 5)),
     heads.DistilledHead: st.builds(heads.DistilledHead, num_classes=st.integers(1, 5)),
+    SpeechHead: st.builds(SpeechHead, codebooks=st.integers(1, 3), codes=st.integers(1, 6)),
+    WaveDecoder: st.builds(
+        WaveDecoder,
+        quantizer=st.sampled_from(
+            [
+                ScalarQuantizer(codebooks=2, levels=(3, 4)),
+                ResidualQuantizer(codes=5),
+                ProjectedQuantizer(codes=5, code_width=3),
+            ]
+        ),
+        network=st.just(SeaNet(channels=4, strides=(2,))),
+    ),
     heads.CodebookHead: st.builds(
         heads.CodebookHead,
         codes=st.integers(2, 9),

@@ -23,6 +23,7 @@ from qkv.spec.mixers.linear_attention import FeatureMap
 from qkv.spec.model import Block, Frontend
 from qkv.spec.models.adapt import Adapt
 from qkv.spec.models.merges import Merge
+from qkv.spec.models.quantizers import Quantizer
 from qkv.spec.models.segmentation import Segmentation
 from qkv.spec.parts import Activation, Norm, Positions, Relative, Residual, RopeScaling
 from qkv.spec.position_wise.experts import Balance
@@ -55,6 +56,7 @@ KINDS: dict[str, set[str]] = {
     "Segmentation": own(Segmentation),
     "Merges": own(Merge),
     "Heads": own(Head),
+    "Quantizers": own(Quantizer),
     "Front ends": own(Frontend),
     "Tokenizers": own(Tokenizer),
     "Batching": own(Batching),

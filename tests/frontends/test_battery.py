@@ -56,9 +56,15 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
         {"channels": [6, 8], "kernels": [4, 3], "strides": [3, 2], "near": 4, "groups": 2},
         {"channels": [6], "kernels": [3], "strides": [2], "norms": "layer", "near": 3, "groups": 4, "near_layers": 2},
     ],
+    "wave_encoder": [
+        {"network": {"channels": 4, "strides": [2, 3]}},
+        {"network": {"channels": 4, "strides": [3], "activation": "snake", "shortcut": True, "norm": "none"}},
+    ],
+    "speech_codes": [{"symbols": 7, "codebooks": 2, "codes": 5}],
     "mel_convolutions": [{"bins": 5}, {"bins": 4, "kernels": [5], "strides": [3], "positions": "sinusoidal"}],
 }
-PADDED = ("text", "marked_text", "words", "image_codes", "image_patches", "wave_convolutions", "mel_convolutions")
+SOUND = ("wave_convolutions", "mel_convolutions", "wave_encoder")
+PADDED = ("text", "marked_text", "words", "image_codes", "image_patches", "speech_codes", *SOUND)
 """Kinds whose rows may be padded."""
 CASES = [(kind, sample) for kind, samples in SAMPLES.items() for sample in samples]
 

@@ -84,6 +84,8 @@ LINES: dict[str, tuple[str, ...]] = {
     "search": ("lm", "text.txt", "the fox"),
     "search published": ("hf", "text.txt", "the fox"),
     "transcribe": ("lm", "text.txt", "--format", "srt"),
+    "say": ("lm", "the fox", "--out", "out.wav"),
+    "compress": ("lm", "text.txt", "--out", "out.npz"),
     "rerank": ("lm", "the fox", "a dog", "text"),
     "rerank published": ("hf", "the fox", "--data", "text.txt"),
     "health": ("lm", "--no-page"),

@@ -23,7 +23,10 @@ from qkv.spec import heads
 from qkv.spec.branches import Attention, Branch
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Model, Text
+from qkv.spec.models.quantizers import ProjectedQuantizer, ResidualQuantizer, ScalarQuantizer
 from qkv.spec.parts import Norm, RMSNorm
+from qkv.spec.signals.codecs import SeaNet, WaveDecoder
+from qkv.spec.signals.speech import SpeechHead
 
 T = TypeVar("T")
 POOLINGS: tuple[Literal["first", "last", "mean", "max", "attention"], ...] = (
@@ -46,6 +49,11 @@ HEADS: tuple[Head, ...] = (
     heads.EdgesHead(hidden=3),
     heads.DistilledHead(num_classes=3),
     heads.CodebookHead(codes=4, upsampling=(3,), grid=(1, 3), cell=2, height=2, width=6, channels=1),
+    SpeechHead(codebooks=2, codes=3),
+    *(
+        WaveDecoder(quantizer=quantizer, network=SeaNet(channels=4, strides=(2,)))
+        for quantizer in (ScalarQuantizer(), ResidualQuantizer(codes=5), ProjectedQuantizer(codes=5))
+    ),
     heads.MixtureHead(components=2, features=3),
     *(heads.ForecastHead(over=over, horizon=3, channels=2) for over in ("mean", "channels", "steps")),
 )

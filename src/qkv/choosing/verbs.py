@@ -51,6 +51,13 @@ VERBS = {
     ),
     "edges": Verb("edge_prediction", {"source": "source", "target": "target"}, tunes=False),
     "summarize": Verb("summarization", {"text": "source", "summary": "target"}),
+    "compress": Verb("autoencoding", {"sound": "sound"}, tunes=False),
+    "speak": Verb(
+        "speech",
+        {name: name for name in ("text", "sound", "voice")},
+        MappingProxyType({"codec": "data.processor.run"}),
+        tunes=False,
+    ),
     "chat": Verb(
         "chat",
         {name: name for name in ("messages", "prompt", "completion", "system", "tools")},

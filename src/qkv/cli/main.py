@@ -42,6 +42,8 @@ ROOMS = {
         "chat": "Chat with a model that has a chat template.",
         "predict": "Predict with a trained model: labels, tags, answers, translations, summaries, numbers.",
         "transcribe": "Transcribe a sound: text, subtitles, times of words.",
+        "say": "Speak a text, and write a sound file.",
+        "compress": "Compress a sound to codes with a neural codec, or decode them.",
         "ask": "Answer by few-shot prompting: show examples, choose the most probable option.",
         "serve": "Serve models over HTTP with OpenAI's interface.",
         "evaluate": "Evaluate a trained model on held-out data.",

@@ -37,6 +37,7 @@ _OF_TASKS = {
     "rejected": (_COLUMN, "Column of answers that are not preferred."),
     "system": (_COLUMN, "Column of system messages."),
     "tools": (_COLUMN, "Column of tools, lists of JSON schemas."),
+    "voice": (_COLUMN, "Column of the names of speakers."),
     "history": (_COLUMN, "Column of earlier turns, pairs of a question and an answer."),
 }
 """Option for each column that a task reads -> (placeholder, help text)."""

@@ -25,6 +25,9 @@ _SUMMARIES = {
     "edges": "Train a model that predicts missing edges of a graph, on a table of edges, 'nodes.csv | edges.csv' or an "
     ".npz file.",
     "summarize": "Train a model that summarizes texts, on a table with a column of summaries.",
+    "compress": "Train a neural codec of sounds, on a table with a column of sound files, or on a folder of them.",
+    "speak": "Train a model that speaks texts as codes of a neural codec (--codec), on a table with columns of texts, "
+    "sound files and, for several voices, speakers.",
     "chat": "Train a chat model on conversations, from an existing model (--from), on a table with a column of "
     "messages, or of prompts and completions.",
     "prefer": "Train a chat model on preferences, from an existing model (--from), on a table with prompts and with "

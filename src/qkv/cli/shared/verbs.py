@@ -53,6 +53,9 @@ class TableOptions(NamedTuple):
     chat_template: Annotated[
         str | None, typer.Option(metavar="FILE", help="Jinja chat template that replaces the model's own.")
     ] = None
+    codec: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Neural codec of speak, trained by 'qkv train compress'.")
+    ] = None
     horizon: Annotated[int | None, typer.Option(metavar="N", help="Number of future steps; default: a season.")] = None
     start: Annotated[
         str | None,

@@ -22,6 +22,7 @@ from qkv.runs.inference.embed import embed_opened, matryoshka, opened
 from qkv.runs.inference.end_tokens import writing
 from qkv.runs.inference.rerank import scorer_kind
 from qkv.runs.run import Run, task_of
+from qkv.runs.sound.speech import speaks
 from qkv.runs.transcription.transcribe import transcribe
 from qkv.serving.engine.pictures import PictureReader
 from qkv.serving.engine.warm import attempt, write_twice
@@ -49,6 +50,7 @@ class ServedModel:
     writes: True if it generates text, after a prompt or, with an encoder, from a source. embeds: True if it computes
     embeddings of texts. reranks: True if it scores documents for a query. predicts: True if its task has predictions.
     transcribes: True if it writes the text of a sound, and nothing else.
+    speaks: True if it speaks texts.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class ServedModel:
         self.embeds = text and not self.transcribes
         self.reranks = not self.transcribes and bool(scorer_kind(run, self.embedding))
         self.predicts = not self.transcribes and (bool(self.task.asks) or self.task.predicts_tables)
+        self.speaks = speaks(run)
         if not (self.writes or self.embeds or self.predicts or self.transcribes):
             raise UserError(f"{run.folder}: the model yields no text, embeddings or predictions that can be served")
         queued, keep = (model, self.tokenizer, limits.memory, limits.batch, limits.queue), limits.memory or KEPT
@@ -211,6 +214,7 @@ class ServedModel:
             "rerank": self.reranks,
             "predict": self.predicts,
             "transcriptions": self.transcribes,
+            "speech": self.speaks,
         }
         return {
             "id": self.name,

@@ -34,6 +34,7 @@ from qkv.serving.http.predictions import predictions
 from qkv.serving.http.reranking import rerankings
 from qkv.serving.http.responses import responses
 from qkv.serving.http.transcriptions import transcriptions, translations
+from qkv.serving.http.speech import speech
 from qkv.serving.requests.effects import HEADER, header
 
 Endpoint = Callable[[HttpRequest, Service], Awaitable[Response]]
@@ -83,6 +84,7 @@ def app_of(service: Service, access: Access) -> Starlette:
         "/v1/embeddings": embeddings,
         "/v1/rerank": rerankings,
         "/v1/inspect": inspections,
+        "/v1/audio/speech": speech,
         "/predict": predictions,
         "/v1/audio/transcriptions": transcriptions,
         "/v1/audio/translations": translations,

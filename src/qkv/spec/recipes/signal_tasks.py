@@ -141,11 +141,28 @@ class Forecasting(Task, kind="forecasting"):
         return [Problem(("head", "over"), sentence)]
 
 
-class Autoencoding(Task, kind="autoencoding"):
-    """Autoencoding of images through a codebook: (pixel - reconstruction)² + β (z - code)², means per image.
+class WaveLoss(Spec):
+    """Loss of reconstructed sound: ``wave`` · mean |y - x| + ``mel`` · mel distance, over excerpts of ``excerpt`` s.
 
-    Metrics: squared error of pixels from 0 to 1, PSNR, and the use of the codes. Column ``image``.
+    The mel distance is the mean absolute difference of log10 mel bands at several resolutions (Kumar et al. 2023).
     """
+
+    wave: float = Field(default=10.0, ge=0, description="weight of the mean absolute error of the samples")
+    mel: float = Field(default=1.0, ge=0, description="weight of the mel distance")
+    excerpt: float = Field(
+        default=1.0, gt=0, le=3600, description="seconds of a sound that a training step reads, at a random place"
+    )
+
+
+class Autoencoding(Task, kind="autoencoding"):
+    """Autoencoding through codes: of images, (pixel - reconstruction)² + β (z - code)², means per image; of sound, a
+    neural codec with the loss ``sound`` and that of its quantizer.
+
+    Metrics of images: squared error of pixels from 0 to 1, PSNR. Of sound: SI-SDR, mel distance, bits per second. Of
+    both: the use of the codes. Column ``image`` or ``sound``.
+    """
+
+    sound: WaveLoss = Field(default=WaveLoss(), description="loss of sounds")
 
     reads: ClassVar[Reads] = "examples"
     reads_signals: ClassVar[bool] = True
@@ -153,15 +170,42 @@ class Autoencoding(Task, kind="autoencoding"):
 
     def model_problems(self, model: Model) -> list[Problem]:
         frontend = model.frontend
+        if frontend.processor is not None and frontend.processor.of_sounds:
+            pairs = (("frontend", frontend.kind, "wave_encoder"), ("head", model.head.kind, "wave_decoder"))
+            return [
+                Problem((name,), f"a codec of sound needs {needed!r}, not {kind!r}")
+                for name, kind, needed in pairs
+                if kind != needed
+            ]
         if frontend.cell is None:
             sentence = f"the task {self.kind!r} reads a grid of image patches, but the front end is {frontend.kind!r}"
-            return [Problem(("frontend",), f"{sentence}; use 'patches'")]
+            return [Problem(("frontend",), f"{sentence}; use 'patches', or 'wave_encoder' for sound")]
+        if model.head.kind != self.head:
+            return [Problem(("head",), f"an autoencoder of images needs {self.head!r}, not {model.head.kind!r}")]
         if getattr(frontend, "leading", 0):
             sentence = "an autoencoder has one code per patch, and no other positions"
             return [Problem(("frontend",), f"{sentence}; leave class_token and extra_tokens out")]
         if model.merges:
             return [Problem(("blocks",), "an autoencoder has one code per patch; leave merge out")]
         return []
+
+
+class Speech(Task, kind="speech"):
+    """Speech from text: -Σ log p(code of each codebook | voice, text, earlier codes), of the codes of a neural codec.
+
+    Metrics: loss in nats a code, and its perplexity. Columns ``text``, ``sound``, and optionally ``voice``.
+    """
+
+    reads: ClassVar[Reads] = "examples"
+    reads_signals: ClassVar[bool] = True
+    needs: ClassVar[Needs] = "causal"
+    head: ClassVar[str] = "speech_codes"
+
+    def model_problems(self, model: Model) -> list[Problem]:
+        if model.frontend.kind == "speech_codes":
+            return []
+        sentence = f"the task {self.kind!r} does not read {model.frontend.kind!r}; use 'speech_codes'"
+        return [Problem(("frontend",), sentence)]
 
 
 class NextPatch(Task, kind="next_patch"):
