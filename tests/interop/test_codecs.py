@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import DacConfig, DacModel, EncodecConfig, EncodecModel
 
+import qkv
 from qkv.interop.load import load_published
 from qkv.interop.save import save_published
 from qkv.layers.signal import Signal
@@ -102,6 +103,21 @@ def test_codes_and_waveforms_are_equal_both_ways(name: str, tmp_path: Path) -> N
     state = again.state_dict()
     assert all(torch.equal(tensor, state[key]) for key, tensor in theirs.state_dict().items())
     assert load_published(tmp_path / "again").spec == published.spec
+
+
+def test_a_published_codec_compresses_sounds(tmp_path: Path) -> None:
+    kind, config, _ = CASES["encodec"]
+    theirs = random_model(kind, config, tmp_path / "theirs")
+    samples = torch.randn(101, generator=torch.Generator().manual_seed(5))
+    wave = qkv.compress(tmp_path / "theirs", (samples.numpy(), 8000))
+    with torch.no_grad():
+        codes = their_codes(theirs, samples[None])
+        wanted = their_wave(theirs, codes)[0, :101]
+    assert wave.codes.tolist() == codes[0].tolist()
+    torch.testing.assert_close(torch.from_numpy(qkv.decompress(tmp_path / "theirs", wave).samples), wanted)
+    summary = qkv.export(tmp_path / "theirs", tmp_path / "again").summary
+    assert "compared with the transformers library: differs" in summary
+    assert qkv.compress(tmp_path / "again", (samples.numpy(), 8000)).codes.tolist() == codes[0].tolist()
 
 
 def test_names_of_old_files_are_read(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from qkv.interop.files.folder import read_json
 from qkv.interop.files.places import CONFIG
 from qkv.interop.series import answer_as_published, as_published, channels_of
+from qkv.models.heads.wave_decoder import WaveDecoderHead
 from qkv.models.transformer import Transformer
 from qkv.system.errors import UserError
 
@@ -63,6 +64,8 @@ def compare(model: Transformer, folder: Path) -> str:
 def _difference(ours: Transformer, folder: Path, attention: str) -> float:
     with _quietly():
         theirs = _opened(folder, attention)
+        if ours.spec.head.kind == "wave_decoder":
+            return _of_waves(ours, theirs)
         if not ours.spec.frontend.reads_tokens:
             return _of_values(ours, theirs)
         ids = _ids(ours, folder)
@@ -74,6 +77,15 @@ def _difference(ours: Transformer, folder: Path, attention: str) -> float:
             output = ours(ids.flip(1), memory=ours.encode(ids))[0]
         answer = _answer_of(theirs(**inputs), theirs)
     return _relative(output, answer)
+
+
+def _of_waves(ours: Transformer, theirs: Any) -> float:
+    """Compare the vectors of a codec's encoder for a random sound, and the sound that its decoder makes of them."""
+    signal, head = ours.frontend.random(1, 5, torch.Generator().manual_seed(0)), ours.head
+    assert isinstance(head, WaveDecoderHead)
+    x, _ = ours.features(signal)
+    vectors, wave = theirs.encoder(signal.values[:, None]).mT, theirs.decoder(x.mT)[:, 0]
+    return max(_relative(x, vectors), _relative(head.decoded(x), wave))
 
 
 def _of_values(ours: Transformer, theirs: Any) -> float:

@@ -127,7 +127,7 @@ def read_published(
     family, architecture = choose(config)
     stored = named_as_now(family, stored)
     spec = read_spec(family, architecture, config)
-    processor = read_processor(folder, spec) or read_sound_processor(folder, spec)
+    processor = read_processor(folder, spec) or read_sound_processor(folder, spec) or spec.frontend.own_processor
     model, precision = _empty(sized_for(spec, processor), folder), _precision(dtype, stored)
     with apart_from_kept_memory():
         ignored = fill(model, family, architecture, stored, precision, Origin(folder, checkpoint.names()), narrow)

@@ -70,6 +70,7 @@ NEEDS: Reasons = {
     "gemma4_text": "embeddings for each layer, keys and values of earlier layers, and keys that are values",
     "hrm_text": "two stacks that alternate in cycles, each with vectors of its own",
     "mllama_text_model": "gated cross-attention to vectors of images in some layers",
+    "mimi": "a decoder of sound with attention before its convolutions, and a quantizer in two parts",
     "moshi": "several codebooks of sound at each position",
     "musicgen_decoder": "several codebooks of sound at each position",
     "musicgen_melody_decoder": "several codebooks of sound at each position",

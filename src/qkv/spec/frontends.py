@@ -27,6 +27,11 @@ class Frontend(Part, slot=True):
     """Number of axes of the grid on which its positions lie, such as 2 for image patches; 1 for a sequence."""
 
     @property
+    def own_processor(self) -> Processor | None:
+        """Processor of a published model whose config says all about it, such as the rate of a codec; else None."""
+        return None
+
+    @property
     def on_grid(self) -> bool:
         """True if its positions lie on a grid, such as image patches. Such rows are never decoded step by step."""
         return self.grid_axes > 1

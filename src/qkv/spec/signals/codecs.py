@@ -95,6 +95,10 @@ class WaveEncoder(Frontend, kind="wave_encoder"):
     rate: Rate | None = Field(default=None, description="samples per second; default: the processor's")
 
     @property
+    def own_processor(self) -> Processor | None:
+        return None if self.rate is None else Waveform(rate=self.rate, normalise=False)
+
+    @property
     def reads_whole_rows(self) -> bool:
         return True
 
