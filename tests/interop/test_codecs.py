@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DacConfig, DacModel, EncodecConfig, EncodecModel
+from transformers import (
+    DacConfig,
+    DacFeatureExtractor,
+    DacModel,
+    EncodecConfig,
+    EncodecFeatureExtractor,
+    EncodecModel,
+)
 
 import qkv
 from qkv.interop.load import load_published
 from qkv.interop.save import save_published
 from qkv.layers.signal import Signal
+from qkv.spec.signals.sound import Waveform
 from qkv.system.errors import UserError
 
 ENCODEC = {
@@ -158,3 +166,10 @@ def test_what_cannot_be_followed_is_refused(name: str, changed: dict[str, Any], 
     with pytest.raises(UserError, match=r"config\.json: ") as refusal:
         load_published(tmp_path)
     assert sentence in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", [EncodecFeatureExtractor, DacFeatureExtractor])
+def test_rates_of_published_feature_extractors_are_read(kind: Any, tmp_path: Path) -> None:
+    kind(sampling_rate=8000).save_pretrained(tmp_path)
+    random_model(*CASES["encodec"][:2], tmp_path)
+    assert load_published(tmp_path).processor == Waveform(rate=8000, normalise=False)

@@ -49,6 +49,7 @@ HEADS: tuple[Head, ...] = (
     heads.EdgesHead(hidden=3),
     heads.DistilledHead(num_classes=3),
     heads.CodebookHead(codes=4, upsampling=(3,), grid=(1, 3), cell=2, height=2, width=6, channels=1),
+    heads.CTCHead(num_classes=3, blank=1),
     SpeechHead(codebooks=2, codes=3),
     *(
         WaveDecoder(quantizer=quantizer, network=SeaNet(channels=4, strides=(2,)))

@@ -11,7 +11,7 @@ from qkv.interop.files.places import PREPROCESSOR, PROCESSOR
 from qkv.interop.mapping.config import Config
 from qkv.spec.model import Model
 from qkv.spec.processors import Processor
-from qkv.spec.signals.sound import LogMel
+from qkv.spec.signals.sound import LogMel, Waveform
 
 _IGNORED = (
     "feature_extractor_type",
@@ -22,6 +22,8 @@ _IGNORED = (
     "padding_side",
     "padding_value",
     "return_attention_mask",
+    "overlap",
+    "hop_length",  # of a codec, the model's own
     "dither",  # noise of amplitude 0 in every published model
     "do_normalize",
 )
@@ -80,7 +82,17 @@ def _whisper(config: Config) -> LogMel:
     )
 
 
-_READERS: dict[str, Callable[[Config], Processor]] = {"WhisperFeatureExtractor": _whisper}
+def _codec(config: Config) -> Waveform:
+    config.fixed("feature_size", 1, "the channels of the sound")
+    config.fixed("chunk_length_s", None, "the chunks that a sound is divided into")
+    return Waveform(rate=config.size("sampling_rate", 24_000), normalise=False)
+
+
+_READERS: dict[str, Callable[[Config], Processor]] = {
+    "WhisperFeatureExtractor": _whisper,
+    "EncodecFeatureExtractor": _codec,
+    "DacFeatureExtractor": _codec,
+}
 """Readers of the settings of published feature extractors, by their class."""
 
 

@@ -33,8 +33,8 @@ from qkv.serving.http.inspections import inspections
 from qkv.serving.http.predictions import predictions
 from qkv.serving.http.reranking import rerankings
 from qkv.serving.http.responses import responses
-from qkv.serving.http.transcriptions import transcriptions, translations
 from qkv.serving.http.speech import speech
+from qkv.serving.http.transcriptions import transcriptions, translations
 from qkv.serving.requests.effects import HEADER, header
 
 Endpoint = Callable[[HttpRequest, Service], Awaitable[Response]]

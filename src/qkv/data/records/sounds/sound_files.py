@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,8 +78,16 @@ def sound_length(value: Any) -> tuple[float, int]:
 
 def as_uri(value: Any) -> str:
     """Encode a sound in memory as text: a WAV file of 32-bit floats in base64, as a data URI."""
-    sound = read_sound(value)
-    return f"{URI}wav;base64,{base64.b64encode(sound_bytes(sound, 'FLOAT')).decode()}"
+    return f"{URI}wav;base64,{base64.b64encode(_float_wav(read_sound(value))).decode()}"
+
+
+def _float_wav(sound: Sound) -> bytes:
+    """Return a WAV file of 32-bit floats; libsndfile's has the time of writing in it, so that digests would differ."""
+    data = sound.samples.astype("<f4").tobytes()
+    form = struct.pack("<4sIHHIIHHH", b"fmt ", 18, 3, 1, sound.rate, 4 * sound.rate, 4, 32, 0)
+    fact = struct.pack("<4sII", b"fact", 4, len(sound.samples))
+    body = b"WAVE" + form + fact + struct.pack("<4sI", b"data", len(data)) + data
+    return struct.pack("<4sI", b"RIFF", len(body)) + body
 
 
 def sound_bytes(sound: Sound, subtype: str = "PCM_16", form: str = "WAV") -> bytes:
