@@ -29,7 +29,8 @@ import numpy as np
 import torch
 
 from peer_process import Died, living, process, serve
-from qkv.data.records.sounds.sound_files import Sound, wav_bytes
+from qkv.data.records.sounds.cells import Sound
+from qkv.data.records.sounds.sound_files import sound_bytes
 from qkv.models.edit.quantize import quantize
 from qkv.report.table import print_table
 from qkv.runs.storage.load import load
@@ -264,7 +265,7 @@ def measure_memory(asked: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint(Path(folder), "tiny", smoke=True)
         for seconds in (31, 62) if asked.smoke else asked.memory:
-            data = wav_bytes(Sound(sound(seconds), RATE))
+            data = sound_bytes(Sound(sound(seconds), RATE))
             (Path(folder) / f"{seconds}.wav").write_bytes(data)
             with process("qkv", memory_worker, folder, seconds) as ask:
                 traced, grown = ask(None)

@@ -12,11 +12,12 @@ from tests.runs import speech
 
 import qkv
 from qkv.cli.main import main
-from qkv.data.records.sounds.sound_files import Sound, wav_bytes
+from qkv.data.records.sounds.cells import Sound
+from qkv.data.records.sounds.sound_files import sound_bytes
 from qkv.runs.storage.load import load
 from qkv.runs.transcription.transcript import Transcript
 
-WAV = wav_bytes(Sound(speech.sound(4.0), speech.RATE))
+WAV = sound_bytes(Sound(speech.sound(4.0), speech.RATE))
 
 
 @pytest.fixture(scope="module")
