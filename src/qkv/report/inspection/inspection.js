@@ -187,7 +187,7 @@
   };
   const chart = (series, names, label, places = null) => {
     // lines over points or steps; each of values, with a colour (0 to 5) or faint
-    const width = 520, height = 150, x0 = 46, count = names.length, all = series.flatMap((each) => each.values).filter((v) => v !== null && !Number.isNaN(v));
+    const width = 520, height = 150, x0 = 56, count = names.length, all = series.flatMap((each) => each.values).filter((v) => v !== null && !Number.isNaN(v));
     const smallest = Math.min(0, ...all), largest = Math.max(1e-9, ...all), [from, to] = places ? [places[0], places[count - 1]] : [0, count - 1];
     const x = (i) => x0 + ((places ? places[i] : i) - from) / Math.max(1, to - from) * (width - x0 - 10), y = (v) => 10 + (largest - v) / (largest - smallest) * (height - 30);
     const [svg, add] = drawing(width, height, label);
