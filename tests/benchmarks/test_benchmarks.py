@@ -99,6 +99,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "extraction": (),
     "serving": ("4 clients", "lost", "0", "requests by kind", "streamed"),
     "first_token": ("fresh process to its first token", "qkv", "ratio: none"),
+    "spoken_digits": ("accuracy on spoken digits", "official takes", "low"),
     "startup": ("import qkv", "qkv --help"),
     "time_to_loss": ("left out: nanoGPT", "loss over the whole validation split", "qkv fast"),
     "transcription": ("Whisper tiny, fp32", "qkv", "Whisper tiny, int8", "memory over a sound", "62 s"),

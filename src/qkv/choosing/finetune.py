@@ -10,7 +10,7 @@ from qkv.runs.start import with_start
 from qkv.spec.data import Data
 from qkv.spec.files.overrides import Assignment, assignments
 from qkv.spec.model import Model
-from qkv.spec.models.adapt import Adapt, Whole
+from qkv.spec.models.adapt import Adapt
 from qkv.spec.models.start import CheckpointStart
 from qkv.spec.recipe import Recipe
 from qkv.spec.recipes.task import Task
@@ -68,6 +68,6 @@ def finetuned(recipe: Recipe, start: str, adapt: Any, examples: int) -> Recipe:
 
 def _rate(part: Adapt, width: int, task: Task) -> float:
     rate, at = _RATE
-    factor = part.rate_factor * (task.whole_rate_factor if isinstance(part, Whole) else 1.0)
+    factor = part.rate_factor * (task.whole_rate_factor if part.trains_all else 1.0)
     value = min(_MOST, rate * at / width * factor)
     return float(f"{value:.1g}")

@@ -99,15 +99,17 @@ def _cut(value: Any) -> Any:
 def _pictures(page: Page, section: Section) -> None:
     """Append ``pictures`` side by side, each with ``source`` (a data URI) and ``caption``.
 
-    Optional ``heat``: matrix (rows, columns) of values from 0 to 1, drawn over the upper left part of the picture.
-    ``covered``: fractions of the picture's height and width that it covers.
+    Optional ``sound``: data URI of a sound, which gets a player. ``heat``: matrix (rows, columns) of values from 0 to
+    1, drawn over the upper left part of the picture. ``covered``: fractions of the picture's height and width that it
+    covers.
     """
     figures = []
     for picture in section["pictures"]:
         drawn = tag("img", src=picture["source"], alt=picture["caption"])
         if "heat" in picture:
             drawn = tag("span", drawn, _heat(picture["heat"], picture.get("covered", (1.0, 1.0))), class_="heated")
-        figures.append(tag("figure", drawn, tag("figcaption", picture["caption"])))
+        player = picture.get("sound") and tag("audio", controls=True, preload="none", src=picture["sound"])
+        figures.append(tag("figure", drawn, player, tag("figcaption", picture["caption"])))
     page.drawing(tag("div", *figures, class_="pictures"))
 
 

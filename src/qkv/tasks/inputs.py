@@ -111,6 +111,10 @@ class InputReader(ABC):
         """Render the input of a row as a small picture (data URI); None if it has no picture."""
         return None
 
+    def player(self, row: Mapping[str, Any]) -> str | None:
+        """Return the input of a row as a sound to play (data URI); None if it is no sound."""
+        return None
+
     def frames_read(self, row: EncodedRow, count: int) -> list[str]:
         """Render the input of a row, as the model reads it, as small pictures (data URIs).
 
@@ -182,6 +186,9 @@ class SignalReader(InputReader):
 
     def picture(self, row: Mapping[str, Any]) -> str | None:
         return self.processor.picture(row[self.processor.role.name])
+
+    def player(self, row: Mapping[str, Any]) -> str | None:
+        return self.processor.player(row[self.processor.role.name])
 
     def shown(self, row: Mapping[str, Any]) -> str:
         return self.processor.shown(row[self.processor.role.name])

@@ -153,6 +153,10 @@ class Processor(ABC):
         """Return a small picture of a raw value for reports, as a data URI; None if there is none."""
         return None
 
+    def player(self, value: Any) -> str | None:
+        """Return the beginning of a raw value for reports to play, as a data URI; None if it is no sound."""
+        return None
+
     def picture_read(self, encoded: np.ndarray) -> str | None:
         """Return a small picture of an encoded value, as the model reads it, as a data URI; None if there is none."""
         return None

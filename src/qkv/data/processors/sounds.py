@@ -18,10 +18,11 @@ from qkv.data.processors.augment import Mixed
 from qkv.data.processors.processor import Processor
 from qkv.data.processors.sound_changes import Clips, changed_clips
 from qkv.data.records.columns.profile import profiles
-from qkv.data.records.sounds.cells import holds_sounds
-from qkv.data.records.sounds.sound_files import read_sound, sound_length, sound_name
+from qkv.data.records.images.pictures import as_uri as image_uri
+from qkv.data.records.sounds.cells import Sound, holds_sounds
+from qkv.data.records.sounds.sound_files import player_uri, read_sound, sound_length, sound_name
 from qkv.data.records.table import Table
-from qkv.data.records.values import readable
+from qkv.data.records.values import Unusable, readable
 from qkv.layers.signal import Signal
 from qkv.spec.register import implements
 from qkv.spec.signals.sound import LogMel, Sounds, Waveform
@@ -29,6 +30,12 @@ from qkv.spec.signals.sound import LogMel, Sounds, Waveform
 S = TypeVar("S", bound=Sounds)
 _USUAL = 16_000
 """Highest rate that is chosen by default, in Hz, as in published speech models."""
+_SHOWN = 10.0
+"""Seconds from the start of a sound that reports show and play."""
+_TALL, _WIDE = 64, 160
+"""Height and largest width of a spectrogram in reports, in pixels."""
+_COLOURS = ("#0d0887", "#cc4778", "#f0f921")
+"""Colours of the quietest, the middle and the loudest place of a spectrogram."""
 _SAMPLE = 500
 """Number of training sounds that determine the rate, and mean and deviation."""
 
@@ -88,6 +95,19 @@ class SoundProcessor(Processor, Generic[S]):
 
     def features(self, encoded: np.ndarray) -> np.ndarray:
         return sound_statistics(encoded, self.spec.rate or _USUAL)
+
+    def picture(self, value: Any) -> str | None:
+        try:
+            sound = read_sound(value, longest=_SHOWN)
+        except Unusable:
+            return None
+        return image_uri(spectrogram(sound))
+
+    def player(self, value: Any) -> str | None:
+        try:
+            return player_uri(read_sound(value, self.spec.rate, _SHOWN))
+        except Unusable:
+            return None
 
     def notes(self) -> list[str]:
         if not self.num_cut:
@@ -190,6 +210,19 @@ def sound_statistics(samples: np.ndarray, rate: int) -> np.ndarray:
     changes = np.diff(coefficients, axis=0) if len(coefficients) > 1 else np.zeros_like(coefficients)
     parts = [coefficients.mean(0), coefficients.std(0), changes.mean(0), changes.std(0)]
     return np.concatenate((*parts, [np.log(len(samples) / rate)])).astype(np.float32)
+
+
+def spectrogram(sound: Sound) -> Any:
+    """Return the log-mel spectrogram of a sound as a Pillow image: time to the right, frequency upwards."""
+    from PIL import Image, ImageOps
+
+    levels = log_mel(torch.from_numpy(sound.samples)[None], LogMel(rate=sound.rate, bins=_TALL, form="whisper"))[0]
+    low, high = float(levels.min()), float(levels.max())
+    bright = ((levels - low) / (high - low or 1.0) * 255).round().to(torch.uint8).numpy()
+    image = Image.fromarray(np.ascontiguousarray(bright.T[::-1]))
+    image = image.resize((min(_WIDE, max(_TALL, image.width)), _TALL))
+    black, middle, white = _COLOURS
+    return ImageOps.colorize(image, black, white, middle)
 
 
 def _standardised(samples: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ from qkv.data.records.readers.graph_tables import graph_table
 from qkv.data.records.readers.idx import idx_images
 from qkv.data.records.readers.jsonl import jsonl
 from qkv.data.records.readers.parallel import parallel
+from qkv.data.records.readers.sound_archives import spoken_digits
 from qkv.data.records.readers.squad import squad
 from qkv.data.records.table import Row, Table
 
@@ -43,11 +44,11 @@ WNUT17 = "https://raw.githubusercontent.com/leondz/emerging_entities_17/master/"
 
 class KnownTable(NamedTuple):
     """Table of examples known by name: published files of each split, and the function that reads a split's files as a
-    ``Table``.
+    ``Table``, one for all splits or one for each.
     """
 
     splits: Mapping[str, tuple[PublishedFile, ...]]
-    read: Callable[..., Table]
+    read: Callable[..., Table] | Mapping[str, Callable[..., Table]]
     folder: str = ""
     """Folder of the files, if several data sets share it; default: the name of the data set."""
 
@@ -62,7 +63,8 @@ def named_tables(name: str) -> dict[str, Table]:
 
 def _named_table(name: str, split: str) -> Table:
     entry = TABLES[name]
-    return entry.read(*(published(entry.folder or name, file) for file in entry.splits[split]))
+    read = entry.read if callable(entry.read) else entry.read[split]
+    return read(*(published(entry.folder or name, file) for file in entry.splits[split]))
 
 
 def _multi30k(english: TextSource, german: TextSource) -> Table:
@@ -124,6 +126,12 @@ def _raw(stem: str, english: tuple[int, str], german: tuple[int, str]) -> tuple[
 
 
 _MUTAG = "2f231c66793473e9c7755484c01ed74e3dbeec2a58c701e939427c384c1c74cf"
+_DIGITS = PublishedFile(
+    "recordings.tar", "", 14151680, "eecb4c770145eff9a7249fbef8fbde83c34ce92e61053b12cc4601fa225fa081"
+)
+"""Recordings of the Free Spoken Digit Dataset, packed in one archive."""
+_OFFICIAL_TEST = range(5)
+"""Takes of the test part; the others are for training."""
 _PROTEINS = "6a7f011e6f26be4f91e744e98994c7be170fc62c6b8ef16e97edda6f06390457"
 
 TABLES = {
@@ -152,6 +160,10 @@ TABLES = {
             ),
         },
         _multi30k,
+    ),
+    "fsdd": KnownTable(
+        {"train": (_DIGITS,), "test": (_DIGITS,)},
+        {"train": partial(spoken_digits, takes=range(5, 1000)), "test": partial(spoken_digits, takes=_OFFICIAL_TEST)},
     ),
     "mutag": KnownTable({"train": (PublishedFile("mutag.npz", "", 13615, _MUTAG),)}, _graphs),
     "proteins": KnownTable({"train": (PublishedFile("proteins.npz", "", 335032, _PROTEINS),)}, _graphs),

@@ -14,12 +14,16 @@ class Adapt(Part, slot=True):
 
     adds_matrices: ClassVar[bool] = False
     """True if it adds adapters to the model; a finished model has them merged into its weights."""
+    trains_all: ClassVar[bool] = False
+    """True if all parameters are trained."""
     rate_factor: ClassVar[float] = 1.0
     """Learning rate relative to the rate for fine-tuning all weights."""
 
 
 class Whole(Adapt, kind="whole"):
     """Train all parameters (full fine-tuning)."""
+
+    trains_all = True
 
 
 class HeadOnly(Adapt, kind="head"):

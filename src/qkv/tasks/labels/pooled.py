@@ -177,8 +177,15 @@ class PooledTask(ExampleTask, JoinedTask):
         self, title: str, answers: Sequence[tuple[dict[str, Any], dict[str, Any]]], reader: InputReader
     ) -> list[dict[str, Any]]:
         """Build the report section of rows' inputs as pictures, captioned with the answers; empty without pictures."""
-        pairs = [(reader.picture(row), f"{self.shown(row, answer)} {reader.shown(row)}") for row, answer in answers]
-        drawn = [{"source": source, "caption": caption} for source, caption in pairs if source is not None]
+        entries = [
+            {
+                "source": reader.picture(row),
+                "sound": reader.player(row),
+                "caption": f"{self.shown(row, answer)} {reader.shown(row)}",
+            }
+            for row, answer in answers
+        ]
+        drawn = [entry for entry in entries if entry["source"] is not None]
         return [{"kind": "pictures", "title": title, "pictures": drawn}] if drawn else []
 
     def heated(self, model: Any, dataset: Dataset, split: str, recipe: Recipe) -> list[dict[str, Any]]:

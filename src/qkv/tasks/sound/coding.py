@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,8 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from qkv.data.batching.batch import INPUT, Batch
 from qkv.data.processors.sounds import WaveformProcessor
-from qkv.data.records.sounds.cells import URI, Sound
-from qkv.data.records.sounds.sound_files import sound_bytes
+from qkv.data.records.sounds.cells import Sound
+from qkv.data.records.sounds.sound_files import player_uri
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
@@ -230,8 +229,7 @@ def rates_of(codebooks: int) -> list[int]:
 def player(samples: Tensor, rate: int, caption: str) -> dict[str, str]:
     """Build a player of a report: its sound as a data URI, and its caption."""
     values = at_least_single(samples.detach().cpu()).to(torch.float32).numpy()
-    content = base64.b64encode(sound_bytes(Sound(values.clip(-1, 1), rate))).decode()
-    return {"source": f"{URI}wav;base64,{content}", "caption": caption}
+    return {"source": player_uri(Sound(values.clip(-1, 1), rate)), "caption": caption}
 
 
 def _means(outcomes: Sequence[CodedSound]) -> dict[str, float]:

@@ -79,9 +79,9 @@ class Profile:
             self.images += is_pixels(value)
             self.clips += not is_pixels(value)
             return
-        if is_sound_in_memory(value):
+        if is_sound_in_memory(value) or isinstance(value, bytes):
             self.filled += 1
-            self.sounds += 1
+            self.sounds += is_sound(value)
             return
         if isinstance(value, np.ndarray):
             value = value.tolist()

@@ -16,6 +16,8 @@ SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", "
 SOUNDS = FileKind("sound", SUFFIXES)
 URI = "data:audio/"
 """Beginning of a sound that is written as text (data URI, base64)."""
+_BEGINNINGS = (b"RIFF", b"fLaC", b"OggS", b"ID3", b"FORM", b".snd", b"caff")
+"""First bytes of sound files."""
 ARRAY = frozenset(("array", "sampling_rate"))
 """Keys of a sound in memory, as the library datasets has it."""
 
@@ -35,7 +37,9 @@ def holds_sounds(folder: Path) -> bool:
 
 
 def is_sound(value: object) -> bool:
-    """Return True if a cell names a sound file, or holds a sound: see ``is_sound_in_memory``, or a data URI."""
+    """Return True if a cell names a sound file, or holds a sound: its bytes, a data URI, or samples with their rate."""
+    if isinstance(value, bytes):
+        return value.startswith(_BEGINNINGS)
     if isinstance(value, str):
         return value.startswith(URI) or value.strip().lower().endswith(SUFFIXES)
     return is_sound_in_memory(value)

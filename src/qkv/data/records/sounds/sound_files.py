@@ -81,6 +81,11 @@ def as_uri(value: Any) -> str:
     return f"{URI}wav;base64,{base64.b64encode(_float_wav(read_sound(value))).decode()}"
 
 
+def player_uri(sound: Sound) -> str:
+    """Encode a sound for players in pages: a WAV file of 16 bits in base64, as a data URI."""
+    return f"{URI}wav;base64,{base64.b64encode(sound_bytes(sound)).decode()}"
+
+
 def _float_wav(sound: Sound) -> bytes:
     """Return a WAV file of 32-bit floats; libsndfile's has the time of writing in it, so that digests would differ."""
     data = sound.samples.astype("<f4").tobytes()
