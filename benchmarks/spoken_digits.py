@@ -104,6 +104,7 @@ def tones(folder: Path) -> list[Path]:
 def main() -> None:
     parts = parser(__doc__)
     parts.add_argument("--data", type=Path, default=Path(os.environ.get("QKV_DATA", ".")) / "fsdd")
+    parts.add_argument("--only", nargs="+", default=None, help="speakers, or 'official takes'; default: all")
     parts.add_argument("--seeds", type=int, nargs="+", default=[1337])
     parts.add_argument("--jobs", type=int, default=1, help="runs at once")
     parts.add_argument("--steps", type=int, default=None, help="steps of a run; default: the recipe's")
@@ -118,7 +119,8 @@ def main() -> None:
         folder = Path(name)
         (folder / "clips").mkdir()
         files = tones(folder / "clips") if options.smoke else unpacked(options.data, folder / "clips")
-        plan = [(division, seed) for seed in options.seeds for division in divisions(files)]
+        tested = [each for each in divisions(files) if options.only is None or each.name in options.only]
+        plan = [(division, seed) for seed in options.seeds for division in tested]
         with ThreadPoolExecutor(options.jobs) as pool:
             rows = list(pool.map(lambda entry: trained(*entry, folder, overrides), plan))
     print_table("accuracy on spoken digits, in %", COLUMNS, rows)

@@ -123,7 +123,7 @@ def test_names_are_of_texts_or_of_tables() -> None:
         (
             "zzzzzzz",
             "data.source: there is no file 'zzzzzzz' and no known table of that name; known: "
-            "fashion-mnist, moving-garments, multi30k-en-de, mutag, "
+            "fashion-mnist, moving-garments, multi30k-en-de, fsdd, mutag, "
             "proteins, sst2, wnut17, squad, scitldr, etth1, ettm1",
         ),
         ("nowhere/a.csv", "data.source: there is no file 'nowhere/a.csv', and no folder 'nowhere'"),
