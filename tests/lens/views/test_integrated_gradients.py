@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from qkv.lens.record import Replacement
 from qkv.lens.views.importance import NOT_EXPLANATIONS, flow, importance, rank_correlation
 from qkv.lens.views.integrated_gradients import gauss_legendre, integrated_gradients
 from qkv.models.build import build
+from qkv.models.edit.quantize import quantize
 from qkv.models.rollout import rollout
 from qkv.models.transformer import Transformer
 from qkv.spec.branches import Attention, FeedForward
@@ -23,6 +25,7 @@ from qkv.spec.heads import ClassificationHead, RegressionHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.models.cross import CrossAttention
+from qkv.spec.models.quantization import Quantization
 from qkv.spec.parts import NoNorm
 from qkv.system.errors import UserError
 
@@ -73,6 +76,33 @@ def test_values_equal_a_riemann_sum() -> None:
         total += (torch.autograd.grad(output.sum(), y)[0] * (x - b)).sum(-1) / count
     torch.testing.assert_close(found.values, total, rtol=1e-3, atol=1e-5)
     assert not found.values[:, 4:].any()
+
+
+def test_sharp_attention_is_complete_in_double_precision() -> None:
+    m = made("decoder").eval()
+    with torch.no_grad():
+        for name, parameter in m.named_parameters():
+            if name.endswith("qkv.weight"):
+                parameter *= 12  # attention moves between positions within a small part of the path
+    exact = integrated_gradients(m, ids(), 4, 3)
+    assert exact.complete
+    assert exact.steps > 64
+    assert str(exact).endswith(f"after {exact.steps} gradients; baseline: mean vector of all positions")
+    single = copy.deepcopy(m).to(torch.float32)
+    found = integrated_gradients(single, ids(), 4, 3)
+    torch.testing.assert_close(found.values, exact.values, rtol=1e-3, atol=1e-4)
+    assert next(single.parameters()).dtype == torch.float32
+    with single.tapped("head.output") as recorder:  # the tap of the block sees the passes of the copy
+        integrated_gradients(single, ids(), 4, 3, most=32)
+    assert {value.dtype for _, value in recorder} == {torch.float64}
+
+
+def test_narrow_weights_are_complete() -> None:
+    """Products with weights of few bits round x where no gradient is taken; both have to be of one function."""
+    m = build(model(num_layers=2))
+    quantize(m, Quantization(bits=8))
+    found = integrated_gradients(m, ids(), 4, 3)
+    assert found.complete
 
 
 def test_a_source_has_values_of_its_own() -> None:
