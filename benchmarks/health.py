@@ -289,7 +289,7 @@ def outcome_of(recipe: Recipe, folder: Path, fault: Fault) -> Outcome:
                 raise
             print(f"  {error}")
         trained = time.perf_counter()
-        verdicts, _ = examine(folder)
+        verdicts = examine(folder).verdicts
     times = (trained - began, time.perf_counter() - trained)
     return Outcome({verdict.check: verdict.sentence for verdict in verdicts if verdict.ill}, times)
 

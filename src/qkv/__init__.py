@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from qkv.api.functions import export as export
     from qkv.api.functions import generate as generate
     from qkv.api.functions import generate_images as generate_images
+    from qkv.api.functions import health as health
     from qkv.api.functions import inspect as inspect
     from qkv.api.functions import load as load
     from qkv.api.functions import predict as predict
@@ -91,6 +92,7 @@ _HOMES = {
     "find_recipe": "qkv.api.recipes",
     "generate": "qkv.api.functions",
     "generate_images": "qkv.api.functions",
+    "health": "qkv.api.functions",
     "inspect": "qkv.api.functions",
     "load": "qkv.api.functions",
     "override": "qkv.spec.files.overrides",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import random
@@ -15,6 +16,7 @@ import pytest
 import torch
 from tests.training.kill_storm import ignore, small_recipe, write_text
 
+import qkv
 from qkv.cli.main import main
 from qkv.data.batching.batch import Batch
 from qkv.lens.health.curves import (
@@ -51,6 +53,7 @@ from qkv.spec.files.yaml_io import write_spec
 from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import NextToken
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.registry import task_of_recipe
 from qkv.tasks.text.next_token import NextTokenTask
@@ -316,6 +319,21 @@ def test_the_command_prints_verdicts_and_writes_a_page(run: Path, capsys: pytest
     code = main(["health", str(run), "--strict", "--no-page"])
     assert code == (3 if {"alarm", "warning"} & set(severities.values()) else 0)
     assert "severity" in capsys.readouterr().out
+
+
+def test_python_returns_what_the_command_prints(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["health", str(run), "--json", "--no-page"])
+    plain = json.loads(capsys.readouterr().out)
+    for given in (run, str(run), qkv.load(run)):
+        found = qkv.health(given)
+        assert json.loads(json.dumps(found.plain())) == plain
+    assert found.severity == plain["verdicts"][0]["severity"]
+    sentence = html.escape(found.verdicts[0].sentence)
+    assert sentence in html.escape(html.unescape(found._repr_html_()))
+    assert "<html" not in found._repr_html_()
+    assert found.save(tmp_path / "page.html").read_text() == found.page()
+    with pytest.raises(UserError, match=r"no\.txt|there is no"):
+        qkv.health(tmp_path / "no.txt")
 
 
 def test_an_older_run_has_verdicts_on_its_curves(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

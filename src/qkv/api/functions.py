@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from qkv.costs.cost import Cost
     from qkv.generation.decode.speculate import Speculator
     from qkv.lens.fixtures import Fixtures
+    from qkv.lens.health.page import Health
     from qkv.lens.inspection.inspection import Inspection
     from qkv.models.transformer import Transformer
     from qkv.runs.chats.shown import ShownChats
@@ -513,6 +514,23 @@ def explain(run: Run | str | Path, *inputs: Any, columns: Mapping[str, str] | No
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
     return explain_run(loaded, rows_of_inputs(loaded, inputs, columns))
+
+
+@with_usual_settings
+def health(run: Run | str | Path) -> Health:
+    """Examine a run, as ``qkv health`` does: what is wrong with it, how that was measured, and the command that cures
+    it. Notebooks show the verdicts and the recorded curves.
+
+        health = qkv.health("runs/my")
+        health.severity      # "good", "note", "warning" or "alarm"
+        health.verdicts[0]   # the worst: check, severity, sentence, value, limit, source, cure, places
+        health.save()        # health.html in the run's folder
+
+    ``run``: run or its folder. Raises ``UserError`` if it is no run that was trained.
+    """
+    from qkv.lens.health.examine import examine
+
+    return examine(run.folder if not isinstance(run, (str, Path)) else Path(run))
 
 
 @with_usual_settings

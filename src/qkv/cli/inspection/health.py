@@ -16,7 +16,6 @@ qkv health runs/my --json
 """
 ILL = 3
 """Exit code for an alarm, with --strict for a warning too; 1 and 2 are a bug and unusable input, as everywhere."""
-PAGE = "health.html"
 
 
 def health_command(
@@ -32,25 +31,18 @@ def health_command(
     The page health.html in the run's folder also shows the recorded curves. The exit code is 3 if there is an alarm.
     """
     folder = run_folder(run)
-    from qkv.lens.health.examine import examine
-    from qkv.lens.health.page import COLUMNS, health_page, verdict_rows
-    from qkv.lens.health.records import read_records
+    from qkv.api.functions import health
+    from qkv.lens.health.page import COLUMNS, verdict_rows
     from qkv.report.table import print_table
-    from qkv.runs.storage.files import clear_errors
-    from qkv.system.files import write_file
 
-    verdicts, notes = examine(folder)
+    diagnosis = health(folder)
     if as_json:
-        typer.echo(json.dumps({"run": str(folder), "verdicts": [v.plain() for v in verdicts], "notes": notes}))
+        typer.echo(json.dumps(diagnosis.plain()))
     else:
-        print_table(str(folder), COLUMNS, verdict_rows(verdicts))
-        for note in notes:
+        print_table(str(folder), COLUMNS, verdict_rows(diagnosis.verdicts))
+        for note in diagnosis.notes:
             typer.echo(note)
     if not no_page:
-        page = folder / PAGE
-        with clear_errors(str(page)):
-            write_file(page, health_page(str(folder), verdicts, read_records(folder), notes))
-        typer.echo(f"\npage: {page}", err=as_json)
-    ill = [verdict for verdict in verdicts if verdict.severity == "alarm" or (strict and verdict.ill)]
-    if ill:
+        typer.echo(f"\npage: {diagnosis.save()}", err=as_json)
+    if any(verdict.severity == "alarm" or (strict and verdict.ill) for verdict in diagnosis.verdicts):
         raise typer.Exit(ILL)

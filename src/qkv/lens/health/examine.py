@@ -31,6 +31,7 @@ from qkv.lens.health.layers import (
     check_update_ratio,
 )
 from qkv.lens.health.neighbours import check_neighbours
+from qkv.lens.health.page import Health
 from qkv.lens.health.probe import probe
 from qkv.lens.health.records import read_records
 from qkv.lens.health.verdict import ORDER, Verdict
@@ -107,18 +108,15 @@ def _inside(run: Run, dataset: Dataset) -> dict[str, float]:
     return probe(run.model, task, batches, run.recipe.training.precision) if batches else {}
 
 
-def examine(folder: Path) -> tuple[list[Verdict], list[str]]:
-    """Examine the run in ``folder``: its verdicts, the worst first, and sentences on what could not be checked.
-
-    Raises ``UserError`` if ``folder`` is no run.
-    """
+def examine(folder: Path) -> Health:
+    """Examine the run in ``folder`` by all checks. Raises ``UserError`` if ``folder`` is no run."""
     evidence, notes = gather(folder)
     verdicts = [*_failure(folder), *judge(evidence)]
     if verdicts and not any("loss" in row for row in evidence.rows):
         verdicts.append(_nothing_trained(folder))
     if not verdicts:
         raise UserError(f"{folder} holds no record of a training; qkv health examines runs that qkv train has written")
-    return sorted(verdicts, key=lambda verdict: ORDER.index(verdict.severity)), notes
+    return Health(folder, tuple(sorted(verdicts, key=lambda verdict: ORDER.index(verdict.severity))), tuple(notes))
 
 
 def judge(evidence: Evidence, checks: Sequence[Check] = CHECKS) -> list[Verdict]:

@@ -1,18 +1,24 @@
-"""Sections and page of a run's health, as plain data for ``qkv.report``."""
+"""``Health``: the verdicts on a run, with their page and sections for ``qkv.report``."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from qkv.lens.health.gauge import GRADIENT, RATIO
 from qkv.lens.health.probe import DEAD, ENTROPY, LOGIT, SCORE, STREAM
-from qkv.lens.health.records import Record, curve, places
-from qkv.lens.health.verdict import Verdict, worst
+from qkv.lens.health.records import Record, curve, places, read_records
+from qkv.lens.health.verdict import Severity, Verdict, worst
+from qkv.report.fragment import Fragment
 from qkv.report.page import Page, Tone
 from qkv.report.sections import add_sections
+from qkv.runs.storage.files import clear_errors
+from qkv.system.files import write_file
 
+PAGE = "health.html"
 COLUMNS = ["severity", "check", "verdict", "cure"]
 _CURVES = (
     ("Update-to-weight ratio by layer", RATIO, True),
@@ -60,11 +66,48 @@ def _lines(records: Sequence[Record], quantity: str) -> list[dict[str, Any]]:
     return lines
 
 
-def health_page(name: str, verdicts: Sequence[Verdict], records: Sequence[Record], notes: Sequence[str] = ()) -> str:
-    """Build the self-contained HTML page of a run's health: its verdicts, and curves of what was recorded."""
-    page, severity = Page(f"Health of {name}"), worst(list(verdicts))
-    page.header("", severity, _TONES[severity])
-    for note in notes:
-        page.note(note)
-    add_sections(page, [verdict_section(verdicts), *curve_sections(records)])
-    return page.html()
+@dataclass(frozen=True)
+class Health:
+    """Verdicts on the run in ``folder``, the worst first; notebooks show them with the recorded curves.
+
+    notes: sentences on what could not be checked.
+    """
+
+    folder: Path
+    verdicts: tuple[Verdict, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def severity(self) -> Severity:
+        """Worst severity of the verdicts."""
+        return worst(self.verdicts)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the run, the verdicts and the notes as plain data."""
+        verdicts = [verdict.plain() for verdict in self.verdicts]
+        return {"run": str(self.folder), "verdicts": verdicts, "notes": list(self.notes)}
+
+    def page(self) -> str:
+        """Return the self-contained HTML page: the verdicts, and curves of what was recorded."""
+        return self._filled(Page(f"Health of {self.folder}"))
+
+    def save(self, path: str | Path | None = None) -> Path:
+        """Write the page to a file, by default health.html in the run's folder, and return its path.
+
+        Raises ``UserError`` if it cannot be written.
+        """
+        path = self.folder / PAGE if path is None else Path(path)
+        with clear_errors(str(path)):
+            write_file(path, self.page().encode())
+        return path
+
+    def _repr_html_(self) -> str:
+        """HTML for notebooks."""
+        return self._filled(Fragment(f"Health of {self.folder}"))
+
+    def _filled(self, page: Page) -> str:
+        page.header("", self.severity, _TONES[self.severity])
+        for note in self.notes:
+            page.note(note)
+        add_sections(page, [verdict_section(self.verdicts), *curve_sections(read_records(self.folder))])
+        return page.html()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -39,7 +40,7 @@ class Verdict:
         return asdict(self)
 
 
-def worst(verdicts: list[Verdict]) -> Severity:
+def worst(verdicts: Iterable[Verdict]) -> Severity:
     """Return the worst severity among the verdicts; "good" if there are none."""
     present: set[Severity] = {verdict.severity for verdict in verdicts}
     for severity in ORDER:

@@ -48,8 +48,10 @@ class IntegratedGradients:
 
     def __str__(self) -> str:
         errors = ", ".join(f"{float(error):.1e}" for error in self.error)
-        found = f"completeness error {errors} of the difference of the outputs, after {self.steps:,} gradients"
-        return f"{found}; baseline: {self.baseline}"
+        return (
+            f"completeness error {errors} of the difference of the outputs, after {self.steps:,} gradients; baseline: "
+            f"{self.baseline}"
+        )
 
 
 Baseline = Literal["zero", "mean"] | Signal | Tensor
