@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.interop.cases.case import Case
-from transformers import WhisperConfig, WhisperForConditionalGeneration
+from transformers import WhisperConfig, WhisperForCausalLM, WhisperForConditionalGeneration
 
 
 def sizes(**changed: Any) -> dict[str, Any]:
@@ -32,4 +32,5 @@ CASES = (
         attention_dropout=0.3,
     ),
     case("whisper-untied", tie_word_embeddings=False),
+    Case("whisper-alone", WhisperForCausalLM, WhisperConfig(**sizes(is_decoder=True)), left=False),
 )

@@ -96,7 +96,7 @@ class BartLike:
         )
         source = text.changed(vocab_size=tables.source)
         stack = {"context_length": length, "norm": self.last}
-        encoder = None if self.alone or _decodes_alone(config) else self._encoder(config, source, tables.shared, stack)
+        encoder = None if self.alone or decodes_alone(config) else self._encoder(config, source, tables.shared, stack)
         return Model(
             width=config.size("d_model", 1024),
             num_layers=config.layers("decoder_layers", 12),
@@ -175,7 +175,7 @@ def _source_keys(spec: Model) -> dict[str, Any] | None:
     }
 
 
-def _decodes_alone(config: Config) -> bool:
+def decodes_alone(config: Config) -> bool:
     """Return True if the config names a causal language model: the decoder without branches that read an encoder."""
     return str(next(iter(config.items("architectures")), "")).endswith("ForCausalLM")
 

@@ -1,15 +1,17 @@
 """Whisper (Radford et al. 2022), of all sizes, and its distilled forms: an encoder–decoder from log-mel frames to text.
 
 Two convolutions with GELU and sinusoids, all sines first, embed the frames; blocks are pre-norm, and keys have no bias.
-The decoder has learned positions and a head that shares its token table.
+The decoder has learned positions and a head that shares its token table; it is also published alone.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from qkv.interop.families.common.activations import INWARD, OUTWARD
-from qkv.interop.families.common.heads import body, language_model
+from qkv.interop.families.common.bart_like import decodes_alone
+from qkv.interop.families.common.heads import body, language_model, written_back
 from qkv.interop.families.common.sinusoids import is_sinusoid
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import PAIR, QKV
@@ -31,24 +33,32 @@ _SINUSOIDS = Sinusoidal(halves=True, closed=True)
 
 def spec(config: Config, head: Head) -> Model:
     """Build the spec of a config: D = d_model; encoder and decoder have layers, heads and features of their own."""
-    dropout, norm = config.number("dropout", 0.0), LayerNorm()
-    source: Positions = _SINUSOIDS if is_sinusoid(config, _SINUSOIDS, _PLACES) else Learned()
+    encoder = None if decodes_alone(config) else _encoder(config)
     return Model(
         width=config.size("d_model", 384),
         num_layers=config.layers("decoder_layers", 4),
         context_length=config.size("max_target_positions", 448),
-        frontend=Text(vocab_size=config.size("vocab_size", 51865), positions=Learned(), dropout=dropout),
-        blocks=(_block(config, *_branches(config, "decoder")),),
-        norm=norm,
-        encoder=Encoder(
-            num_layers=config.layers("encoder_layers", 4),
-            context_length=config.size("max_source_positions", 1500),
-            frontend=MelConvolutions(bins=config.size("num_mel_bins", 80), positions=source, dropout=dropout),
-            blocks=(_block(config, *_branches(config, "encoder")),),
-            norm=norm,
+        frontend=Text(
+            vocab_size=config.size("vocab_size", 51865), positions=Learned(), dropout=config.number("dropout", 0.0)
         ),
+        blocks=(_block(config, *_branches(config, "decoder", encoder is not None)),),
+        norm=LayerNorm(),
+        encoder=encoder,
         head=head,
         init_std=config.number("init_std", 0.02),
+    )
+
+
+def _encoder(config: Config) -> Encoder:
+    positions: Positions = _SINUSOIDS if is_sinusoid(config, _SINUSOIDS, _PLACES) else Learned()
+    return Encoder(
+        num_layers=config.layers("encoder_layers", 4),
+        context_length=config.size("max_source_positions", 1500),
+        frontend=MelConvolutions(
+            bins=config.size("num_mel_bins", 80), positions=positions, dropout=config.number("dropout", 0.0)
+        ),
+        blocks=(_block(config, *_branches(config, "encoder", reads=False)),),
+        norm=LayerNorm(),
     )
 
 
@@ -56,8 +66,8 @@ def _block(config: Config, *branches: Branch) -> Block:
     return Block(branches=branches, norm=LayerNorm(), dropout=config.number("dropout", 0.0))
 
 
-def _branches(config: Config, stack: str) -> tuple[Branch, ...]:
-    """Build the branches of a block of ``stack``, "encoder" or "decoder"."""
+def _branches(config: Config, stack: str, reads: bool) -> tuple[Branch, ...]:
+    """Build the branches of a block of ``stack``, "encoder" or "decoder"; reads: True if it reads an encoder."""
     attention = {
         "num_heads": config.size(f"{stack}_attention_heads", 6),
         "dropout": config.number("attention_dropout", 0.0),
@@ -68,33 +78,24 @@ def _branches(config: Config, stack: str) -> tuple[Branch, ...]:
         activation=config.word("activation_function", "gelu", INWARD),
         dropout=config.number("activation_dropout", 0.0),
     )
-    if stack == "encoder":
-        return Attention(**attention, mask=Full()), feed_forward
-    return Attention(**attention), CrossAttention(**attention), feed_forward
+    first = Attention(**attention, mask=Full()) if stack == "encoder" else Attention(**attention)
+    return (first, *((CrossAttention(**attention),) if reads else ()), feed_forward)
 
 
 def config(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
-    encoder = spec.encoder
-    match encoder and encoder.frontend, encoder and encoder.layers[:1], spec.layers[:1]:
-        case (
-            MelConvolutions() as frames,
-            (Block(branches=(Attention() as hear, FeedForward() as think)),),
-            (Block(branches=(Attention() as read, CrossAttention(), FeedForward() as write)) as block,),
-        ):
+    match spec.layers[:1]:
+        case (Block(branches=(Attention() as read, *_, FeedForward() as write)) as block,):
             pass
         case _:
             return None
-    assert encoder is not None
+    source = _source_keys(spec)
+    if source is None:
+        return None
     return {
         "d_model": spec.width,
         "vocab_size": spec.vocab_size,
-        "num_mel_bins": frames.bins,
-        "max_source_positions": encoder.context_length,
         "max_target_positions": spec.context_length,
-        "encoder_layers": len(encoder.layers),
-        "encoder_attention_heads": hear.num_heads,
-        "encoder_ffn_dim": think.hidden_at(spec.width),
         "decoder_layers": len(spec.layers),
         "decoder_attention_heads": read.num_heads,
         "decoder_ffn_dim": write.hidden_at(spec.width),
@@ -103,8 +104,27 @@ def config(spec: Model) -> dict[str, Any] | None:
         "attention_dropout": read.dropout,
         "activation_dropout": write.dropout,
         "init_std": spec.init_std,
-        "is_encoder_decoder": True,
         "pad_token_id": None,  # by default one that smaller vocabularies lack
+        **source,
+    }
+
+
+def _source_keys(spec: Model) -> dict[str, Any] | None:
+    """Return the config keys of the encoder, or those of a decoder alone; None if the encoder's structure differs."""
+    if spec.encoder is None:
+        return {"is_encoder_decoder": False}
+    match spec.encoder.frontend, spec.encoder.layers[:1]:
+        case MelConvolutions() as frames, (Block(branches=(Attention() as hear, FeedForward() as think)),):
+            pass
+        case _:
+            return None
+    return {
+        "num_mel_bins": frames.bins,
+        "max_source_positions": spec.encoder.context_length,
+        "encoder_layers": len(spec.encoder.layers),
+        "encoder_attention_heads": hear.num_heads,
+        "encoder_ffn_dim": think.hidden_at(spec.width),
+        "is_encoder_decoder": True,
     }
 
 
@@ -132,11 +152,16 @@ def _stack(ours: str, theirs: str, last: int) -> tuple[NameRule, ...]:
     )
 
 
+def _alone(spec: Model) -> bool:
+    return spec.encoder is None
+
+
 _SLOT, _CROSS = "blocks.{layer}.branches.1.", "model.decoder.layers.{layer}.encoder_attn"
 NAMES = (
     NameRule("frontend.table", _TABLE),
     NameRule("encoder.frontend.convolutions.{i}.*", "model.encoder.conv{i+1}.*"),
     *_stack("encoder.", "model.encoder.", 1),
+    *(row._replace(where=_alone) for row in _stack("", "model.decoder.", 1)),
     *_stack("", "model.decoder.", 2),
     NameRule(f"{_SLOT}norm.*", f"{_CROSS}_layer_norm.*"),
     NameRule(f"{_SLOT}body.query.*", f"{_CROSS}.q_proj.*"),
@@ -161,6 +186,13 @@ _IGNORED: Reasons = {
         "settings of generation and of tasks",
     ),
     "decoder_start_token_id": "read as start of the output",
+    **dict.fromkeys(
+        (
+            *(f"encoder_{key}" for key in ("layers", "attention_heads", "ffn_dim")),
+            *("num_mel_bins", "max_source_positions", "is_decoder"),
+        ),
+        "part of an encoder, which this architecture lacks",
+    ),
 }
 _SYNONYMS = {
     "hidden_size": "d_model",
@@ -175,6 +207,10 @@ WHISPER = Family(
     architectures={
         "WhisperForConditionalGeneration": language_model(tied=True, theirs="proj_out.weight"),
         "WhisperModel": body(_TABLE),
+        "WhisperForCausalLM": replace(
+            language_model(tied=True, theirs="proj_out.weight"),
+            kept=written_back({f"{_CROSS}*": "part of cross-attention, which the model lacks"}),
+        ),
     },
     spec=spec,
     config=config,
