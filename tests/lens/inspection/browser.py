@@ -87,6 +87,7 @@ def changes(browser: Any, run: Run, row: Mapping[str, Any]) -> Iterator[str]:
         tab, logged = open_page(browser, server.url, "wide", "light")
         settle(tab)
         first = tab.inner_text(".bars")
+        yield from warmer(tab, first)
         tab.fill("textarea", "the lazy dog jumps")
         tab.click("button[type=submit]")
         settle(tab)
@@ -107,6 +108,24 @@ def changes(browser: Any, run: Run, row: Mapping[str, Any]) -> Iterator[str]:
         yield from logged
         tab.context.close()
         server.shutdown()
+
+
+def warmer(tab: Any, first: str) -> Iterator[str]:
+    """Problems of the temperature, which is dragged to its highest value and set back."""
+    box = tab.locator("input[type=range]").bounding_box()
+    middle = box["y"] + box["height"] / 2
+    tab.mouse.move(box["x"] + box["width"] / 2, middle)
+    tab.mouse.down()
+    for share in (0.6, 0.8, 1.2):
+        tab.mouse.move(box["x"] + share * box["width"], middle)
+    tab.mouse.up()
+    if "temperature=4.4" not in tab.evaluate("location.hash") or tab.inner_text(".bars") == first:
+        yield f"the temperature is not dragged to its end: {tab.evaluate('location.hash')}"
+    tab.focus("input[type=range]")
+    for _ in range(30):
+        tab.keyboard.press("ArrowLeft")
+    if tab.inner_text(".bars") != first:
+        yield "the temperature is not set back to 1 by keys"
 
 
 def write_pages(folder: Path, forms: Mapping[str, tuple[Run, Mapping[str, Any]]]) -> dict[str, Path]:

@@ -221,11 +221,18 @@
           for (const each of logits) total += Math.exp((each - most) / state.temperature);
           return (id) => Math.exp((logits[id] - most) / state.temperature) / total;
         };
-        const now = probabilities("answers", view), then = before && probabilities("before", before);
+        const probable = element("div", {}), shownTemperature = element("span", {});
+        // the slider stays while it is dragged: only the bars are drawn anew
+        const redraw = () => {
+          const now = probabilities("answers", view), then = before && probabilities("before", before);
+          shownTemperature.textContent = state.temperature.toFixed(2);
+          probable.replaceChildren(bars(view.ids.slice(0, 20).map((id, i) => ({ name: shown(view.names[i]), value: now(id), before: then && then(id), text: (100 * now(id)).toFixed(1) + " %" }))));
+        };
+        redraw();
         boxes.push(element("p", {}, `Most probable ${data.sides.model && view.logits.shape[0] > 20 ? "tokens" : "classes"} at position ${view.position}. `, element("span", { class: "muted" }, before ? "A line marks the probability before the last change." : "")));
-        boxes.push(bars(view.ids.slice(0, 20).map((id, i) => ({ name: shown(view.names[i]), value: now(id), before: then && then(id), text: (100 * now(id)).toFixed(1) + " %" }))));
-        const slider = element("input", { type: "range", min: -1.5, max: 1.5, step: 0.05, value: Math.log(state.temperature), "aria-label": "Temperature", oninput: (event) => { state.temperature = Math.exp(+event.target.value); render(); $("view").querySelector("input[type=range]").focus(); } });
-        boxes.push(element("div", { class: "bar" }, element("label", {}, "Temperature", slider, state.temperature.toFixed(2))));
+        boxes.push(probable);
+        const slider = element("input", { type: "range", min: -1.5, max: 1.5, step: 0.05, value: Math.log(state.temperature), "aria-label": "Temperature", oninput: (event) => { state.temperature = Math.exp(+event.target.value); redraw(); keepAddress(); } });
+        boxes.push(element("div", { class: "bar" }, element("label", {}, "Temperature", slider, shownTemperature)));
       }
       boxes.push(element("h2", {}, "Input"));
       for (const stack in data.sides) {
@@ -474,14 +481,14 @@
     if (name !== "answers" && data.views.answers) await decode("answers");
     if (state.view === name) render();
   }
+  const keepAddress = () => history.replaceState(null, "", "#" + new URLSearchParams(Object.entries(state).filter(([key, each]) => key === "view" || each !== first[key])));
   function render() {
     const began = performance.now(), view = data.views[state.view];
     $("title").textContent = data.title;
     document.title = data.title;
     if (view.refused) refuse(view.refused);
     else $("view").replaceChildren(...draw[state.view](view.data));
-    const kept = new URLSearchParams(Object.entries(state).filter(([key, each]) => key === "view" || each !== first[key]));
-    history.replaceState(null, "", "#" + kept);
+    keepAddress();
     document.documentElement.dataset.milliseconds = (performance.now() - began).toFixed(1);
   }
   const first = { ...state };
