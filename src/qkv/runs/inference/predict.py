@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qkv.data.records.sounds.cells import is_sound_in_memory
 from qkv.runs.inference.inputs import value_columns
 from qkv.runs.run import Run, task_of
 from qkv.runs.uses.text_to_text import TextToText
@@ -64,7 +65,8 @@ def rows_for(run: Run, inputs: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _row_for(entry: Any, asks: tuple[str, ...], kind: str) -> dict[str, Any]:
-    row = {asks[0]: entry} if asks and not isinstance(entry, dict) else entry
+    single = not isinstance(entry, dict) or is_sound_in_memory(entry)
+    row = {asks[0]: entry} if asks and single else entry
     missing = [name for name in asks if not isinstance(row, dict) or name not in row]
     if missing:
         raise UserError(f"the task {kind!r} predicts from {', '.join(asks)}; {missing[0]!r} is missing")
