@@ -61,6 +61,7 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
         {"network": {"channels": 4, "strides": [3], "activation": "snake", "shortcut": True, "norm": "none"}},
     ],
     "speech_codes": [{"symbols": 7, "codebooks": 2, "codes": 5}],
+    "mel_patches": [{"patch": 4, "stride": 3, "height": 12, "width": 8, "channels": 1, "class_token": True}],
     "mel_convolutions": [{"bins": 5}, {"bins": 4, "kernels": [5], "strides": [3], "positions": "sinusoidal"}],
 }
 SOUND = ("wave_convolutions", "mel_convolutions", "wave_encoder")

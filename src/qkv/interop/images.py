@@ -94,7 +94,7 @@ def read_processor(folder: Path, spec: Model) -> Processor | None:
 
 def has_processor(spec: Model) -> bool:
     """Return True if a model of ``spec`` reads images, so that its folder may contain an image processor."""
-    return isinstance(spec.frontend, Patches)
+    return isinstance(spec.frontend, Patches) and spec.frontend.processor is Images
 
 
 def _kind(config: Config) -> _Kind:

@@ -28,6 +28,20 @@ _IGNORED = (
     "do_normalize",
 )
 """Keys that do not affect the frames."""
+_AST_MEAN, _AST_DEVIATION = -4.2677393, 4.5689974
+"""Mean and deviation of the frames of AudioSet."""
+_KALDI: dict[str, Any] = {
+    "transform": 512,
+    "shape": "symmetric_hann",
+    "scale": "kaldi",
+    "lowest": 20.0,
+    "centre": False,
+    "preemphasis": 0.97,
+    "offset": True,
+    "form": "log",
+    "floor": 2.0**-23,
+}
+"""Settings of the filter bank of Kaldi (Povey et al. 2011), as AST has it."""
 _HIGHEST = 8000.0
 """Highest frequency of Whisper's bands in Hz."""
 
@@ -88,10 +102,28 @@ def _codec(config: Config) -> Waveform:
     return Waveform(rate=config.size("sampling_rate", 24_000), normalise=False)
 
 
+def _ast(config: Config) -> LogMel:
+    """Read the bands of Kaldi, in frames that are filled with 0 before they are normalised."""
+    config.fixed("feature_size", 1, "the channels of the sound")
+    mean, deviation = config.number("mean", _AST_MEAN), config.number("std", _AST_DEVIATION)
+    normalise = config.flag("do_normalize", True)
+    return LogMel(
+        rate=config.size("sampling_rate", 16_000),
+        bins=config.size("num_mel_bins", 128),
+        length=config.size("max_length", 1024),
+        longest=86_400.0,
+        normalise="data" if normalise else "none",
+        mean=(mean,) if normalise else None,
+        deviation=(2 * deviation,) if normalise else None,
+        **_KALDI,
+    )
+
+
 _READERS: dict[str, Callable[[Config], Processor]] = {
     "WhisperFeatureExtractor": _whisper,
     "EncodecFeatureExtractor": _codec,
     "DacFeatureExtractor": _codec,
+    "ASTFeatureExtractor": _ast,
 }
 """Readers of the settings of published feature extractors, by their class."""
 
@@ -101,7 +133,11 @@ def written_sound_processor(processor: Processor | None) -> dict[str, Any] | Non
 
     Return None if no published feature extractor gives the same values.
     """
-    if not isinstance(processor, LogMel) or processor.rate is None or processor.seconds is None:
+    if not isinstance(processor, LogMel) or processor.rate is None:
+        return None
+    if processor.length is not None:
+        return _written_ast(processor)
+    if processor.seconds is None:
         return None
     keys = {
         "feature_extractor_type": "WhisperFeatureExtractor",
@@ -115,3 +151,20 @@ def written_sound_processor(processor: Processor | None) -> dict[str, Any] | Non
         "return_attention_mask": False,
     }
     return keys if _whisper(Config(keys)) == processor.changed(changes=(), longest=60.0) else None
+
+
+def _written_ast(processor: LogMel) -> dict[str, Any] | None:
+    keys: dict[str, Any] = {
+        "feature_extractor_type": "ASTFeatureExtractor",
+        "feature_size": 1,
+        "sampling_rate": processor.rate,
+        "num_mel_bins": processor.bins,
+        "max_length": processor.length,
+        "do_normalize": processor.mean is not None,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "return_attention_mask": False,
+    }
+    if processor.mean is not None and processor.deviation is not None:
+        keys |= {"mean": processor.mean[0], "std": processor.deviation[0] / 2}
+    return keys if _ast(Config(keys)) == processor.changed(changes=()) else None

@@ -14,7 +14,9 @@ from qkv.spec.models.forecasts import Forecast, Point
 from qkv.spec.parts import Activation, LayerNorm, NoNorm, Norm
 from qkv.system.errors import nearest, quoted
 
-PoolingName = Literal["first", "last", "mean", "mean_rest", "max", "mean_sqrt_len", "weighted_mean", "attention"]
+PoolingName = Literal[
+    "first", "last", "mean", "mean_first", "mean_rest", "max", "mean_sqrt_len", "weighted_mean", "attention"
+]
 
 
 class Head(Part, slot=True):
@@ -158,7 +160,8 @@ def _check_poolings(value: Any) -> Any:
 class Pooled(Head):
     """Base class of sequence-level heads, which pool the vectors of unpadded positions to one.
 
-    pooling: ``first`` (BERT's CLS), ``last``, ``mean``, ``mean_rest``: mean of all but the first, ``max``,
+    pooling: ``first`` (BERT's CLS), ``last``, ``mean``, ``mean_first`` and ``mean_rest``: mean of the first positions,
+    by default of one, and of all others, ``max``,
     ``mean_sqrt_len``: Σ x_i / √n, ``weighted_mean``: Σ i x_i / Σ i, or ``attention``: Σ_i softmax_i(w·x_i) x_i with
     learned w. The results of several poolings are concatenated.
     """
@@ -177,10 +180,15 @@ class Pooled(Head):
 
 
 class PooledRest(Pooled):
-    """Base class of heads whose pooling ``mean_rest`` leaves out the first ``leading`` positions, by default one."""
+    """Base class of heads whose poolings ``mean_first`` and ``mean_rest`` are of the first ``leading`` positions, by
+    default one, and of the others.
+    """
 
     leading: int = Field(
-        default=1, ge=1, le=2000, description="first positions that mean_rest leaves out: class token and registers"
+        default=1,
+        ge=1,
+        le=2000,
+        description="first positions, which mean_rest leaves out and mean_first reads",
     )
 
 

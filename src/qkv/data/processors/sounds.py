@@ -81,7 +81,7 @@ class SoundProcessor(Processor, Generic[S]):
         return sound.samples
 
     def size(self, encoded: np.ndarray) -> int:
-        return 1 if self.spec.seconds else len(encoded)
+        return 1 if self.spec.fixed else len(encoded)
 
     def samples(self, encoded: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
         """Return samples (B, S), padded with silence, and their lengths (B)."""
@@ -169,6 +169,8 @@ class LogMelProcessor(SoundProcessor[LogMel]):
 
     def _of_samples(self, samples: Tensor, lengths: Tensor) -> Signal:
         """Return the frames of samples (B, S) with their lengths; those of a row do not depend on its padding."""
+        if self.spec.length:
+            return Signal(self._normalised(self._filled(log_mel(samples, self.spec, lengths)), None))
         if self.spec.seconds:
             return Signal(self._normalised(log_mel(samples, self.spec), None))
         counts = torch.tensor([self.spec.frames(length) for length in lengths.tolist()])
@@ -186,6 +188,12 @@ class LogMelProcessor(SoundProcessor[LogMel]):
         clips = Clips(frames.values, lengths, rate)
         values = changed_clips([change for change in changes if change.of_frames], clips, rng).values
         return replace(Signal.of(signal), values=values, lengths=frames.lengths), None
+
+    def _filled(self, frames: Tensor) -> Tensor:
+        """Cut frames (B, T, bins) to the length of the settings, or fill them with 0."""
+        assert self.spec.length is not None
+        short = self.spec.length - frames.shape[1]
+        return torch.nn.functional.pad(frames[:, : self.spec.length], (0, 0, 0, max(0, short)))
 
     def _normalised(self, frames: Tensor, counts: Tensor | None) -> Tensor:
         """Normalise frames (B, T, bins), of which each row has ``counts`` (B) real ones; the others become 0."""

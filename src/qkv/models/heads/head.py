@@ -127,7 +127,8 @@ class _Transform(nn.Module):
 class Pool(nn.Module):
     """Pooling of the unpadded vectors of each row, (B, N, D) -> (B, D · poolings), see ``qkv.layers.pooling``.
 
-    ``attention``: Σ_i softmax_i(w·x_i) x_i with learned w. leading: number of first positions that ``mean_rest`` omits.
+    ``attention``: Σ_i softmax_i(w·x_i) x_i with learned w. leading: number of first positions, of which ``mean_first``
+    is the mean, and which ``mean_rest`` omits.
     """
 
     def __init__(self, how: Sequence[str], width: int, leading: int = 1):
@@ -143,6 +144,8 @@ class Pool(nn.Module):
     def _pooled(self, x: Tensor, lengths: Tensor | None, how: str) -> Tensor:
         if how == "attention":
             return self._attended(x, lengths)
+        if how == "mean_first":
+            return x[:, : self.leading].mean(1)
         left_out = self.leading - 1 if how == "mean_rest" else 0
         return pooled(x[:, left_out:], None if lengths is None else lengths - left_out, how)
 

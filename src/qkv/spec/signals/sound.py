@@ -11,6 +11,7 @@ from qkv.spec.errors import Problem, SpecError
 from qkv.spec.frontends import Placed
 from qkv.spec.parts import NoPositions, Positions
 from qkv.spec.processors import Processor, Role
+from qkv.spec.signals.images import Patches
 
 LOWEST_RATE, HIGHEST_RATE = 100, 768_000
 """Bounds of sampling rates, in Hz."""
@@ -113,6 +114,11 @@ class Sounds(Processor):
         return self.changed(**{name: getattr(start, name) for name in type(start).model_fields if name != "changes"})
 
     @property
+    def fixed(self) -> bool:
+        """True if all sounds have one length."""
+        return self.seconds is not None
+
+    @property
     def num_simple(self) -> int | None:
         return None if self.rate is None else 4 * SIMPLE_COEFFICIENTS + 1
 
@@ -162,8 +168,18 @@ class LogMel(Sounds, kind="log_mel"):
     form: Literal["whisper", "log"] = "whisper"
     floor: float = Field(default=1e-10, gt=0, description="smallest power")
     normalise: Literal["none", "clip", "data"] = "none"
+    length: int | None = Field(
+        default=None,
+        gt=0,
+        le=1_000_000,
+        description="frames of every sound, cut or filled with 0",
+    )
     mean: Seq[float] | None = Field(default=None, description="for normalise=data; default: the training set's")
     deviation: Seq[Annotated[float, Field(gt=0)]] | None = Field(default=None, description="as for mean")
+
+    @property
+    def fixed(self) -> bool:
+        return self.length is not None or super().fixed
 
     @property
     def frame(self) -> int:
@@ -317,3 +333,26 @@ class MelConvolutions(OfSound, kind="mel_convolutions"):
 
     def unsized(self) -> Self:
         return self.changed(bins=None)
+
+
+class MelPatches(Patches, kind="mel_patches"):
+    """Log-mel frames (B, T, bins) -> vectors of patches of bands and frames (AST, Gong et al. 2021).
+
+    As ``patches`` of a grey image whose rows are bands and whose columns are frames; ``length`` of the processor sets
+    their number.
+    """
+
+    processor: ClassVar[type[Processor] | None] = LogMel
+    patch: int = Field(default=16, gt=0, le=1000, description="bands and frames of a patch")
+    stride: int | None = Field(default=10, gt=0, le=1000, description="bands and frames from a patch to the next")
+
+    @property
+    def limited_by(self) -> str:
+        return "the length of the sounds"
+
+    def fitted(self, processor: Processor) -> Self:
+        assert isinstance(processor, LogMel)
+        if processor.length is None:
+            sentence = "patches need sounds of one number of frames; set the length of the processor"
+            raise SpecError([Problem((), sentence)])
+        return self.changed(height=processor.bins, width=processor.length, channels=1)
