@@ -156,7 +156,8 @@ class SignalReader(InputReader):
         return row._replace(features=self.processor.read_by(row.value, self.wide))
 
     def noted(self, row: Mapping[str, Any], truth: Any) -> tuple[EncodedRow, dict[str, str]]:
-        return self.example(row, truth).fields, {}
+        note = self.processor.note(row[self.processor.role.name])
+        return self.example(row, truth).fields, {"note": note} if note else {}
 
     def signal(self, rows: Sequence[EncodedRow]) -> tuple[Signal, Tensor | None]:
         signal = self.processor.signal([row.value for row in rows])

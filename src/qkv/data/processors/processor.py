@@ -174,6 +174,10 @@ class Processor(ABC):
         """Return sentences for the user on the values encoded so far, such as how many were repaired."""
         return []
 
+    def note(self, value: Any) -> str:
+        """Return a sentence on what of a raw value is not read; empty if all is read."""
+        return ""
+
     def shown(self, value: Any) -> str:
         """Return a short text for a raw value in tables."""
         return str(value)

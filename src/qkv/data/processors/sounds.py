@@ -115,6 +115,12 @@ class SoundProcessor(Processor, Generic[S]):
         longest = self.spec.seconds or self.spec.longest
         return [f"{self.num_cut:,} sounds are longer than {longest:g} seconds; their end is not read"]
 
+    def note(self, value: Any) -> str:
+        seconds, longest = sound_length(value)[0], self.spec.seconds or self.spec.longest
+        if seconds <= longest:
+            return ""
+        return f"the sound is {seconds:,.0f} seconds long; its first {longest:g} are read"
+
     def shown(self, value: Any) -> str:
         return sound_name(value, "sound")
 
