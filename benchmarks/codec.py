@@ -3,7 +3,7 @@
     python benchmarks/codec.py --data fsdd/recordings.tar.gz
     python benchmarks/codec.py --data fsdd/recordings.tar.gz --write benchmarks/results/codec.md --page digits.html
 
-Two codecs of one network, with finite scalar and with residual vector quantization, learn takes 5 to 29 of the Free
+Two codecs of one network, with finite scalar and with residual vector quantisation, learn takes 5 to 29 of the Free
 Spoken Digit Dataset (six speakers, 8 kHz) for equally many minutes, and code takes 0 to 4 with the first codebooks: at
 three bit rates, SI-SDR, mel distance, and the use of the codes. Then a model learns to say the digits in six voices as
 codes of the scalar codec, and a classifier that hears recordings only names the digits of recordings, of decoded

@@ -27,7 +27,7 @@ _FIRST = (4, 4, 5)
 
 @chooses(Autoencoding)
 def choose_codec(request: RecipeRequest) -> Recipe:
-    """Choose a recipe for a neural codec: a causal SEANet with finite scalar quantization, of about 50 vectors a
+    """Choose a recipe for a neural codec: a causal SEANet with finite scalar quantisation, of about 50 vectors a
     second and eight codebooks of 10 bits, whose first ones alone also decode.
     """
     reader = request.data.processor or Waveform(normalise=False)

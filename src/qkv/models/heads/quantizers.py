@@ -22,7 +22,7 @@ from qkv.spec.register import implementation, implements
 
 
 class Coded(NamedTuple):
-    """Quantized vectors q (B, N, D), their codes ids (B, N, n) of the first n codebooks, and the quantizer's loss."""
+    """Quantised vectors q (B, N, D), their codes ids (B, N, n) of the first n codebooks, and the quantizer's loss."""
 
     q: Tensor
     ids: Tensor
@@ -47,12 +47,12 @@ class Quantizer(Declared):
         return int(torch.randint(1, count + 1, ()).item())
 
     def forward(self, z: Tensor, codebooks: int | None = None) -> Coded:
-        """Quantize z with the first ``codebooks`` codebooks; by default with all, in training with a random number."""
+        """Quantise z with the first ``codebooks`` codebooks; by default with all, in training with a random number."""
         return self.coded(at_least_single(z), codebooks or self.num_drawn())
 
     @abstractmethod
     def coded(self, z: Tensor, codebooks: int) -> Coded:
-        """Quantize z with the first ``codebooks`` codebooks."""
+        """Quantise z with the first ``codebooks`` codebooks."""
 
     @abstractmethod
     def vectors(self, ids: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class Quantizer(Declared):
 
 @implements(spec.ScalarQuantizer)
 class ScalarQuantizer(Quantizer):
-    """Finite scalar quantization: v = W z + b, of K · d numbers; round(bounded v) / ⌊L / 2⌋ -> q = U (…) + c.
+    """Finite scalar quantisation: v = W z + b, of K · d numbers; round(bounded v) / ⌊L / 2⌋ -> q = U (…) + c.
 
     A number with an even number of levels is bounded to (-L/2, L/2 - 1), an odd one to (-(L-1)/2, (L-1)/2). The numbers
     of codebooks that are left out are 0.
@@ -111,7 +111,7 @@ class ScalarQuantizer(Quantizer):
 
 @implements(spec.ResidualQuantizer)
 class ResidualQuantizer(Quantizer):
-    """Residual vector quantization by K codebooks: q = Σ q_k, q_k = code nearest to r_k, r_{k+1} = r_k - q_k.
+    """Residual vector quantisation by K codebooks: q = Σ q_k, q_k = code nearest to r_k, r_{k+1} = r_k - q_k.
 
     loss: Σ_k mean (r_k - q_k)², times the part's ``commitment``, without a gradient through the codes.
     """
@@ -168,7 +168,7 @@ class AngleCodebook(Declared):
         return (F.normalize(z, dim=-1) @ F.normalize(self.vectors.to(z.dtype), dim=-1).T).argmax(-1)
 
     def forward(self, r: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Quantize r (B, N, D); return (q (B, N, D), ids (B, N), commitment loss, codebook loss)."""
+        """Quantise r (B, N, D); return (q (B, N, D), ids (B, N), commitment loss, codebook loss)."""
         z = at_least_single(self.into(r))
         ids = self.nearest(z.detach())
         e = at_least_single(F.embedding(ids, self.vectors))
@@ -182,7 +182,7 @@ class AngleCodebook(Declared):
 
 @implements(spec.ProjectedQuantizer)
 class ProjectedQuantizer(Quantizer):
-    """Residual quantization by K codebooks in few dimensions; loss: Σ_k (codebook + ``commitment`` · commitment)."""
+    """Residual quantisation by K codebooks in few dimensions; loss: Σ_k (codebook + ``commitment`` · commitment)."""
 
     part: spec.ProjectedQuantizer
 

@@ -45,7 +45,7 @@ class WaveDecoderHead(Head):
         return self.reconstructed(x).samples
 
     def reconstructed(self, x: Tensor, codebooks: int | None = None) -> ReconstructedWave:
-        """Quantize and decode vectors x (B, N, D), with the first ``codebooks`` codebooks; see ``Quantizer``."""
+        """Quantise and decode vectors x (B, N, D), with the first ``codebooks`` codebooks; see ``Quantizer``."""
         codes = self.quantizer(x, codebooks)
         return ReconstructedWave(self.decoded(codes.q), codes)
 
@@ -58,7 +58,7 @@ class WaveDecoderHead(Head):
         return self.decoded(self.quantizer.vectors(ids))
 
     def decoded(self, q: Tensor) -> Tensor:
-        """Decode quantized vectors q (B, N, D) to a waveform (B, N · hop)."""
+        """Decode quantised vectors q (B, N, D) to a waveform (B, N · hop)."""
         y = at_least_single(self.network(q.to(next(self.network.parameters()).dtype).mT)[:, 0])
         return y.tanh() if self.part.bounded else y
 

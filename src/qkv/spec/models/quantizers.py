@@ -43,10 +43,10 @@ class Quantizer(Part, slot=True):
 
 
 class ScalarQuantizer(Quantizer, kind="scalar"):
-    """Finite scalar quantization (FSQ, Mentzer et al. 2023): each of d numbers is rounded to one of L_i levels.
+    """Finite scalar quantisation (FSQ, Mentzer et al. 2023): each of d numbers is rounded to one of L_i levels.
 
     A linear map gives d numbers for each codebook, which are bounded by tanh and rounded; a code stands for d levels.
-    There is nothing to learn in a codebook, so none collapses. Codebook k + 1 quantizes other numbers than codebook k.
+    There is nothing to learn in a codebook, so none collapses. Codebook k + 1 quantises other numbers than codebook k.
     """
 
     levels: Seq[Annotated[int, Field(ge=2, le=65536)]] = Field(
@@ -65,7 +65,7 @@ class ScalarQuantizer(Quantizer, kind="scalar"):
 
 
 class ResidualQuantizer(Quantizer, kind="residual"):
-    """Residual vector quantization (Zeghidour et al. 2021): r_1 = z, q_k = code nearest to r_k, r_{k+1} = r_k - q_k.
+    """Residual vector quantisation (Zeghidour et al. 2021): r_1 = z, q_k = code nearest to r_k, r_{k+1} = r_k - q_k.
 
     The codes of each codebook are moving averages of the vectors nearest to them (van den Oord et al. 2017); a code
     that is used too rarely is replaced by a vector of the batch.
@@ -87,7 +87,7 @@ class ResidualQuantizer(Quantizer, kind="residual"):
 
 
 class ProjectedQuantizer(Quantizer, kind="projected"):
-    """Residual quantization in few dimensions (Kumar et al. 2023): q_k = U_k e, e = code nearest to W_k r_k by angle.
+    """Residual quantisation in few dimensions (Kumar et al. 2023): q_k = U_k e, e = code nearest to W_k r_k by angle.
 
     Codes are learned by (q - z)², and z by ``commitment`` times the same, each without a gradient through the other.
     """

@@ -1,4 +1,4 @@
-"""DAC (Kumar et al. 2023): convolutions with the Snake activation, and residual quantization in few dimensions."""
+"""DAC (Kumar et al. 2023): convolutions with the Snake activation, and residual quantisation in few dimensions."""
 
 from __future__ import annotations
 
