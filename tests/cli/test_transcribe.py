@@ -50,7 +50,7 @@ def test_the_suffix_of_a_file_is_its_form(folder: Path, expected: Transcript, tm
     for suffix, text in {"srt": expected.srt(), "vtt": expected.vtt(), "txt": f"{expected.text}\n"}.items():
         out = tmp_path / f"talk.{suffix}"
         assert main(["transcribe", str(folder), str(folder / "talk.wav"), "--language", "en", "-o", str(out)]) == 0
-        assert out.read_text().rstrip() == text.rstrip()
+        assert out.read_bytes().decode().rstrip() == text.rstrip()  # a random text may hold any character
 
 
 def test_a_sound_is_read_from_standard_input(
