@@ -35,6 +35,10 @@ LIMITS: dict[str, Limit] = {
         "a row of one segment: window attention",
         "mixers/test_continuous_memory.py::test_rows_of_one_segment_are_window_attention",
     ),
+    "conformer_convolution": Limit(
+        "the Conformer's convolution of the transformers library",
+        "mixers/test_conformer.py::test_it_is_the_convolution_of_the_other_library",
+    ),
     "convolved_feed_forward": Limit(
         "a kernel that is 1 in its middle and 0 beside: a feed-forward network",
         "mixers/test_grids.py::test_a_kernel_of_its_middle_alone_is_a_feed_forward_network",
@@ -160,6 +164,10 @@ LIMITS: dict[str, Limit] = {
     "reduced_attention": Limit(
         "blocks that hold equal vectors: attention to one of each",
         "mixers/test_grids.py::test_blocks_of_equal_vectors_are_read_as_one",
+    ),
+    "gated_bias_attention": Limit(
+        "the published layer",
+        "mixers/test_relative_attention.py::test_gated_biases_equal_those_of_the_published_layer",
     ),
     "relative_attention": Limit(
         "the published layer",

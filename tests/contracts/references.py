@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qkv.spec import masks
-from qkv.spec.parts import Alibi, LayerNorm, LinearScaling, NoNorm, Norm, RMSNorm, Rope, Shaw, T5Buckets
+from qkv.spec.parts import Alibi, BatchNorm, LayerNorm, LinearScaling, NoNorm, Norm, RMSNorm, Rope, Shaw, T5Buckets
 
 Reference = Callable[[Any, Tensor], Tensor]
 REFERENCES: dict[str, Reference] = {}
@@ -81,6 +81,8 @@ def normed(x: Tensor, norm: Any, part: Norm) -> Tensor:
             away = x - x.mean()
             bias = norm.bias if part.bias else 0.0
             return away / math.sqrt(float((away * away).mean()) + part.eps) * factor(norm, part) + bias
+        case BatchNorm():
+            return (x - norm.running_mean) / (norm.running_var + part.eps).sqrt() * norm.weight + norm.bias
     raise TypeError(f"no formula is known for {part}")
 
 
@@ -392,6 +394,22 @@ def convolution(m: Any, x: Tensor) -> Tensor:
                 if source in range(length):
                     y = y + m.weight[:, place * width : (place + 1) * width] @ x[b, source]
             out[b, i] = y[:width] * sigmoid(y[width:]) if m.spec.gated else y
+    return out
+
+
+@reference("conformer_convolution")
+def conformer_convolution(m: Any, x: Tensor) -> Tensor:
+    size, length = m.spec.kernel_size, x.shape[1]
+    out = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        parts = [affine(m.input, row).chunk(2) for row in x[b]]
+        for i in range(length):
+            y = torch.zeros(x.shape[-1], dtype=x.dtype) if m.bias is None else m.bias.clone()
+            for t in range(size):
+                source = i + t - size // 2
+                if source in range(length):
+                    y = y + m.weight[:, size - 1 - t] * parts[source][0] * sigmoid(parts[source][1])
+            out[b, i] = affine(m.output, activated(m.spec.activation, normed(y, m.norm, m.spec.norm)))
     return out
 
 

@@ -122,3 +122,30 @@ def relative_attention(m: Any, x: Tensor) -> Tensor:
         return dot / (part.temperature * math.sqrt(dk))
 
     return mixed(m, x, score)
+
+
+@reference("gated_bias_attention")
+def gated_bias_attention(m: Any, x: Tensor) -> Tensor:
+    part, size = m.spec, x.shape[-1] // m.spec.num_heads
+
+    def gate(v: Tensor, h: int) -> float:
+        raw = affine(m.gate, v[h * size : (h + 1) * size])
+        a, r = (1 / (1 + math.exp(-float(raw[first : first + 4].sum()))) for first in (0, 4))
+        return a * (r * float(m.factor[h]) - 1) + 2
+
+    def bias(distance: int, h: int) -> float:
+        count = part.num_buckets if part.causal else part.num_buckets // 2
+        first = count if distance > 0 and not part.causal else 0
+        away, exact = max(-distance, 0) if part.causal else abs(distance), count // 2
+        if away >= exact:
+            away = exact + int(math.log(away / exact) / math.log(part.max_distance / exact) * (count - exact) + 1e-6)
+        return float(m.buckets.table[first + min(away, count - 1), h])
+
+    def of_row(row: Tensor) -> Tensor:
+        def score(heads: Heads, i: int, j: int, h: int) -> float:
+            content = float(heads.query(i, h) @ heads.key(j, h)) / (part.temperature * math.sqrt(heads.dk))
+            return content + gate(row[i], h) * bias(j - i, h)
+
+        return mixed(m, row[None], score)[0]
+
+    return torch.stack([of_row(row) for row in x])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qkv.spec.branches import Branch
 from qkv.spec.masks import Causal, Full, Strided, Window
-from qkv.spec.mixers.relative_attention import DisentangledAttention, RelativeAttention
+from qkv.spec.mixers.relative_attention import DisentangledAttention, GatedBiasAttention, RelativeAttention
 from qkv.spec.parts import LayerNorm, RMSNorm
 
 RELATIVE_SAMPLES: dict[str, tuple[Branch, ...]] = {
@@ -15,6 +15,11 @@ RELATIVE_SAMPLES: dict[str, tuple[Branch, ...]] = {
         DisentangledAttention(mask=Causal() & Window(size=4, sinks=1), share_projections=False, key_bias=False),
         DisentangledAttention(mask=Causal(), num_kv_heads=1, share_projections=False, temperature=0.7),
         DisentangledAttention(mask=Causal(), head_dim=3, value_dim=5, bias=False, content_to_position=False),
+    ),
+    "gated_bias_attention": (
+        GatedBiasAttention(mask=Causal(), num_heads=2, num_buckets=6, max_distance=5, shared=False),
+        GatedBiasAttention(mask=Causal() & Window(size=4, sinks=1), num_heads=2, num_buckets=4, max_distance=9),
+        GatedBiasAttention(mask=Causal(), num_heads=4, num_kv_heads=2, num_buckets=8, max_distance=7, bias=False),
     ),
     "relative_attention": (
         RelativeAttention(),
@@ -29,6 +34,7 @@ RELATIVE_TWO_WAY: tuple[Branch, ...] = (
     DisentangledAttention(position_buckets=6, max_distance=9),
     DisentangledAttention(position_buckets=None, max_distance=3, table_norm=LayerNorm(eps=1e-3)),
     DisentangledAttention(mask=Window(size=3), position_buckets=3, max_distance=4, num_kv_heads=2),
+    GatedBiasAttention(mask=Full(), num_heads=2, num_buckets=8, max_distance=7),
     RelativeAttention(mask=Full()),
     RelativeAttention(mask=Window(size=3), max_distance=2, num_kv_heads=2),
 )

@@ -28,7 +28,7 @@ from qkv.spec.branches import (
 )
 from qkv.spec.heads import LanguageModelHead
 from qkv.spec.masks import Blocks, Causal, Fixed, Full, Mask, Prefix, Strided, Window
-from qkv.spec.mixers.gated_convolution import GatedConvolution
+from qkv.spec.mixers.gated_convolution import ConformerConvolution, GatedConvolution
 from qkv.spec.mixers.latent_attention import DifferentialAttention, LatentAttention
 from qkv.spec.mixers.linear_attention import LinearAttention
 from qkv.spec.mixers.lsh_attention import CollisionAttention
@@ -251,6 +251,8 @@ BIDIRECTIONAL: tuple[Branch, ...] = (
     LatentAttention(mask=Full(), kv_rank=6),
     Convolution(),
     Convolution(kernel_size=4, gated=False),
+    ConformerConvolution(kernel_size=5, norm=LayerNorm()),
+    ConformerConvolution(kernel_size=4, bias=False, activation="gelu", norm=BatchNorm()),
     RNN(direction="backward"),
     GRU(direction="both", hidden=6),
     LSTM(direction="both"),

@@ -9,11 +9,13 @@ import torch
 from tests.mixers.modules import applied, built, following, some
 from torch import Tensor
 from transformers import XLNetConfig
+from transformers.models.wavlm.modeling_wavlm import WavLMAttention
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
 from qkv.layers.context import Context
+from qkv.mixers.registry import build_branch
 from qkv.spec.masks import Causal, Full, Window
-from qkv.spec.mixers.relative_attention import RelativeAttention
+from qkv.spec.mixers.relative_attention import GatedBiasAttention, RelativeAttention
 from qkv.system.errors import UserError
 
 HEADS, DK, WIDTH = 3, 5, 12
@@ -177,3 +179,25 @@ def test_distances_beyond_the_furthest_are_alike() -> None:
     visible = torch.ones(2, 5, 5, dtype=torch.bool)
     wide, wider = (ours(x, Context(torch.arange(5)[None] * step, visible=visible))[0] for step in (2, 7))
     torch.testing.assert_close(wide, wider)
+
+
+def test_gated_biases_equal_those_of_the_published_layer() -> None:
+    torch.manual_seed(0)
+    theirs = WavLMAttention(12, 3, num_buckets=8, max_distance=9).double().eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape)
+    part = GatedBiasAttention(num_heads=3, num_buckets=8, max_distance=9, mask=Full())
+    ours = build_branch(part, 12).double()
+    maps = [theirs.q_proj, theirs.k_proj, theirs.v_proj]
+    ours.load_state_dict(
+        {
+            **{f"qkv.{leaf}": torch.cat([getattr(each, leaf) for each in maps]) for leaf in ("weight", "bias")},
+            **{f"output.{leaf}": getattr(theirs.out_proj, leaf) for leaf in ("weight", "bias")},
+            **{f"gate.{leaf}": getattr(theirs.gru_rel_pos_linear, leaf) for leaf in ("weight", "bias")},
+            "factor": theirs.gru_rel_pos_const.flatten(),
+            "buckets.table": theirs.rel_attn_embed.weight,
+        }
+    )
+    x = torch.randn(2, 13, 12, dtype=torch.float64)
+    torch.testing.assert_close(ours(x, Context(torch.arange(13)[None]))[0], theirs(x)[0])

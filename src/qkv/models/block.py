@@ -26,6 +26,7 @@ from qkv.layers.residuals import build_residual
 from qkv.mixers.registry import build_branch
 from qkv.models.stack.merges import build_merge
 from qkv.spec.model import Block as BlockSpec
+from qkv.spec.parts import NoNorm
 from qkv.spec.parts import Norm as NormSpec
 
 
@@ -140,6 +141,7 @@ class Block(nn.Module):
         slots = (order(spec, j, width, f"{name}.branches.{j}", memory_width) for j in range(len(spec.branches)))
         self.branches = nn.ModuleList(slots)
         self.norm = _norm(spec.norm, width, f"{name}.norm") if order is Parallel and not spec.norms else None
+        self.end_norm = None if spec.end_norm == NoNorm() else _norm(spec.end_norm, width, f"{name}.end_norm")
 
     def context_after(self, context: Context) -> Context:
         """Return the context of the block's output: that of its input, or of the grid after its merge."""
@@ -155,16 +157,21 @@ class Block(nn.Module):
             for j, branch in enumerate(self.branches):
                 x = branch.offer(context.tap, "residual_before", x)  # type: ignore[operator]
                 x, s = branch(x, context, None if state is None else state[j])
-                x = branch.offer(context.tap, "residual_after", x)  # type: ignore[operator]
+                x = branch.offer(context.tap, "residual_after", self._ended(x, j, context))  # type: ignore[operator]
                 after.append(s)
             return x, None if state is None else tuple(after)
         shared = x if self.norm is None else self.norm(x, context)
         for j, branch in enumerate(self.branches):
             x = branch.offer(context.tap, "residual_before", x)  # type: ignore[operator]
             y, s = branch(shared, context, None if state is None else state[j])
-            x = branch.offer(context.tap, "residual_after", branch.residual(x, y))  # type: ignore[operator]
+            x = self._ended(branch.residual(x, y), j, context)  # type: ignore[operator]
+            x = branch.offer(context.tap, "residual_after", x)  # type: ignore[operator]
             after.append(s)
         return x, None if state is None else tuple(after)
+
+    def _ended(self, x: Tensor, j: int, context: Context) -> Tensor:
+        """Return x after branch ``j``: after the last one, with the norm of the block's end if there is one."""
+        return x if self.end_norm is None or j < len(self.branches) - 1 else self.end_norm(x, context)
 
 
 def _norm(part: NormSpec, width: int, name: str) -> Norm:

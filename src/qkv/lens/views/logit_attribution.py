@@ -19,6 +19,7 @@ from qkv.lens.views.heads import head_points, head_terms, linear_part, list_slot
 from qkv.lens.views.stream import Stream, read_stream
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
+from qkv.spec.parts import NoNorm
 from qkv.system.errors import UserError
 
 _TOLERANCE = 1e-3
@@ -97,6 +98,7 @@ def _check(model: Transformer, ids: Sequence[int]) -> None:
     blocks = [*spec.blocks]
     reasons = {
         "blocks normalise the stream itself (order 'post')": any(block.order == "post" for block in blocks),
+        "blocks end with a norm of the stream (end_norm)": any(block.end_norm != NoNorm() for block in blocks),
         "residual connections do not keep it": not all(
             block.residual_of(j).keeps_input for block in blocks for j in range(len(block.branches))
         ),

@@ -1,4 +1,4 @@
-"""Relative attention (Transformer-XL, XLNet): content and position scores, each with a learned bias per head."""
+"""Relative attention: content and position scores (Transformer-XL, XLNet), and biases with gates (WavLM)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from qkv.layers.context import Context
-from qkv.layers.layout import Declared, Layout, Layouts, Piece, matrix, vector
+from qkv.layers.layout import WHOLE, Declared, Layout, Layouts, Piece, matrix, vector
 from qkv.layers.linear.linear import Linear
+from qkv.layers.relative import T5Buckets
 from qkv.mixers.attention.scored_attention import ScoredAttention
 from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.masks import Sites
@@ -117,3 +118,27 @@ class RelativeAttention(ScoredAttention):
         # The caller may pass positions of any values.
         span = int(sites.query.max() - sites.query.min())
         return -ahead * span, span
+
+
+@implements(spec.GatedBiasAttention)
+class GatedBiasAttention(ScoredAttention):
+    """Self-attention with a gate on the bias of each distance (WavLM, Chen et al. 2022); see the spec for the equation.
+
+    gate (8, D / H): two sums of four outputs are the gates' arguments; factor (H): s. State: keys and values.
+    """
+
+    def __init__(self, part: spec.GatedBiasAttention, width: int):
+        super().__init__(part, width)
+        self.part: spec.GatedBiasAttention = part
+        self.buckets = T5Buckets(part.buckets, part, (width, width))  # type: ignore[arg-type]
+        self.gate = Linear(width // part.num_heads, 8)
+        self.factor = nn.Parameter(torch.ones(part.num_heads))
+
+    def layouts(self) -> Layouts:
+        return {**super().layouts(), "factor": WHOLE, "gate": WHOLE}
+
+    def terms(self, x: Tensor, q: Tensor, k: Tensor, sites: Sites, context: Context) -> tuple[Tensor, Tensor]:
+        heads = x.unflatten(-1, (self.part.num_heads, -1)).transpose(1, 2)
+        first, second = self.gate(heads).unflatten(-1, (2, 4)).sum(-1).sigmoid().unbind(-1)
+        gates = first * (second * self.factor[:, None].to(x.dtype) - 1) + 2
+        return q, gates[..., None] * self.buckets.bias(q, sites, self.scale, context)

@@ -30,11 +30,15 @@ class ScoredAttention(KeyValueAttention):
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q, k, v = self.projected(x, context)
         k, v, state, sites = self.with_past(k, v, context, state)
-        q, added = self.scored(q, k, sites, context)
+        q, added = self.terms(x, q, k, sites, context)
         dropout = self.part.dropout if self.training else 0.0
         problem = AttentionProblem(self.mask, sites, self.scale, dropout=dropout, added=added)
         out = self.offer(context.tap, "head_outputs", attend(self, (q, k, v), problem, context))
         return self.output(out.transpose(1, 2).flatten(2)), state
+
+    def terms(self, x: Tensor, q: Tensor, k: Tensor, sites: Sites, context: Context) -> tuple[Tensor, Tensor]:
+        """Return ``scored``; for terms that read the input x (B, N, D) too."""
+        return self.scored(q, k, sites, context)
 
     def scored(self, q: Tensor, k: Tensor, sites: Sites, context: Context) -> tuple[Tensor, Tensor]:
         """Return (queries of the dot product (B, H, N, Dk), term added to the scaled scores (B, H, N, M)).

@@ -1,4 +1,4 @@
-"""Specs of attention with relative position scores: DeBERTa's and Transformer-XL's."""
+"""Specs of attention with relative position scores: DeBERTa's, Transformer-XL's and WavLM's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qkv.spec.branches import MaskedAttention
 from qkv.spec.errors import Problem
 from qkv.spec.masks import Full, Mask
 from qkv.spec.models.growth import NEAR, STORED, Growth
-from qkv.spec.parts import NoNorm, Norm
+from qkv.spec.parts import NoNorm, Norm, T5Buckets
 
 
 class DisentangledAttention(MaskedAttention, kind="disentangled_attention"):
@@ -111,3 +111,37 @@ class RelativeAttention(MaskedAttention, kind="relative_attention"):
     @property
     def reads_types(self) -> bool:
         return self.by_type
+
+
+class GatedBiasAttention(MaskedAttention, kind="gated_bias_attention"):
+    """WavLM's attention (Chen et al. 2022): softmax(q_i · k_j / (temperature √Dk) + g_i b_{j-i}) V.
+
+    b is a learned bias per head and bucket of the distance, as in T5. g_i = a (r s - 1) + 2 with a, r = σ(w · x_i)
+    of the head's features of the input x, with weights that all heads share, and a learned s per head. With ``shared``
+    all layers of a stack use one table of biases, as in the published models.
+    """
+
+    num_buckets: int = Field(default=320, ge=4, le=1_000_000, description="number of distance buckets")
+    max_distance: int = Field(default=800, gt=0, le=100_000_000, description="larger distances share the last bucket")
+    shared: bool = Field(default=True, description="one table for all layers of a stack with equal settings")
+
+    @property
+    def growth(self) -> Growth:
+        return STORED if self.mask.reach is None else NEAR
+
+    @property
+    def buckets(self) -> T5Buckets:
+        """Settings of the table of biases."""
+        return T5Buckets(num_buckets=self.num_buckets, max_distance=self.max_distance, shared=self.shared)
+
+    def width_problems(self, width: int) -> list[Problem]:
+        if width % self.num_heads:
+            sentence = f"{self.num_heads} heads do not divide the width, {width}, and each gate reads its features"
+            return [*super().width_problems(width), Problem(("num_heads",), sentence)]
+        return super().width_problems(width)
+
+    def problems(self) -> list[Problem]:
+        if self.max_distance > self.num_buckets // 2:
+            return super().problems()
+        sentence = f"{self.max_distance} given, but half of the {self.num_buckets} buckets hold one distance each"
+        return [*super().problems(), Problem(("max_distance",), f"{sentence}; give more")]

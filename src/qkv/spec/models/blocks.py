@@ -12,7 +12,7 @@ from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.errors import Problem
 from qkv.spec.models.growth import Growth
 from qkv.spec.models.merges import AXES, Merge
-from qkv.spec.parts import Add, LayerNorm, Norm, Residual
+from qkv.spec.parts import Add, LayerNorm, NoNorm, Norm, Residual
 from qkv.spec.register import import_all
 
 import_all("qkv.spec.mixers", "qkv.spec.position_wise")  # registers their kinds in the slot of branches
@@ -33,7 +33,8 @@ class Block(Spec):
     With ``norms`` branch k has its own norm_k instead of ``norm``; the parallel order becomes x + Σ_k f_k(norm_k x)
     (GPT-NeoX, Black et al. 2022). Parallel branches without residual are Σ_k f_k(norm x) (He & Hofmann 2024). With
     ``merge``, a stage begins: x is first merged to a coarser grid (Swin, Liu et al. 2021). With ``factors`` the output
-    of branch k is multiplied by factors[k] (Falcon-H1, 2025).
+    of branch k is multiplied by factors[k] (Falcon-H1, 2025). ``end_norm`` is applied to the block's output, as in the
+    Conformer (Gulati et al. 2020), whose factors are 1/2, 1, 1, 1/2.
     """
 
     branches: Seq[Branch] = Field(default=(Attention(), FeedForward()), min_length=1)
@@ -49,6 +50,7 @@ class Block(Spec):
         default=None, description="merge of neighbours on a grid before the branches; default: none"
     )
     factors: Seq[float] = Field(default=(), description="one factor per branch of its output; default: 1 for all")
+    end_norm: Norm = Field(default=NoNorm(), description="norm of the block's output (Conformer)")
 
     def norm_of(self, i: int) -> Norm:
         """Return the norm of branch ``i``: its entry in ``norms``, or the block's ``norm``."""
@@ -92,6 +94,9 @@ class Block(Spec):
                     f"not {self.order!r}",
                 )
             ]
+        if self.end_norm != NoNorm():
+            sentence = "a norm of the block's output cannot be undone, as reversible blocks need; leave it out"
+            return [Problem(("end_norm",), sentence)]
         if not any(norm.over_batch for norm in (self.norm, *self.norms)):
             return []
         sentence = (
