@@ -11,6 +11,7 @@ from qkv.layers.context import Context
 from qkv.layers.layout import WHOLE, Layouts
 from qkv.layers.linear.linear import Linear
 from qkv.layers.signal import Signal
+from qkv.layers.times import MaskedSignal
 from qkv.spec.model import Stack
 from qkv.spec.register import implements
 from qkv.spec.signals.sound import MelConvolutions, OfSound, WaveConvolutions
@@ -74,6 +75,9 @@ class WaveConvolutionFrontend(SoundFrontend):
         last, out = channels[-1], part.vector_width(width)
         self.feature_norm = nn.LayerNorm(last, eps=_EPS) if part.feature_norm else None
         self.map = Linear(last, out)
+        self.masked = nn.Parameter(torch.zeros(out)) if part.mask_vector else None
+        self.latents: Tensor | None = None
+        """Vectors (B, N, C) before the map of the last call with masked positions, which a loss reads."""
         near = part.near_layers if part.near else 0
         self.near = nn.ModuleList(
             nn.Conv1d(out, out, part.near, padding=part.near // 2, groups=part.groups) for _ in range(near)
@@ -81,7 +85,8 @@ class WaveConvolutionFrontend(SoundFrontend):
 
     def layouts(self) -> Layouts:
         names = [name for name, module in self.named_children() if module is not None and name != "map"]
-        return {name: WHOLE for name in names if name in ("convolutions", "norms", "feature_norm", "near")}
+        layouts = {name: WHOLE for name in names if name in ("convolutions", "norms", "feature_norm", "near")}
+        return layouts if self.masked is None else {**layouts, "masked": WHOLE}
 
     def initialise(self, std: float) -> None:
         """Initialise convolutions as He et al. 2015; the position convolution from N(0, 4 / (kernel · width))."""
@@ -95,6 +100,8 @@ class WaveConvolutionFrontend(SoundFrontend):
             nn.init.normal_(convolution.weight, std=2 / (self.part.near * convolution.out_channels) ** 0.5)
             assert convolution.bias is not None
             nn.init.zeros_(convolution.bias)
+        if self.masked is not None:
+            nn.init.uniform_(self.masked)
 
     def check(self, signal: Signal) -> None:
         values = signal.values
@@ -112,10 +119,18 @@ class WaveConvolutionFrontend(SoundFrontend):
         x = self.features(signal)
         if self.feature_norm is not None:
             x = self.feature_norm(x)
-        x = self.map(x)
-        for convolution in self.near:
-            x = self._with_near(x, convolution, context)
-        return self.placed(x, context)
+        x = self._masked(signal, x, self.map(x))
+        return self.placed(self._with_near(x, context), context)
+
+    def _masked(self, signal: Signal, latents: Tensor, x: Tensor) -> Tensor:
+        """Return x (B, N, D) with the learned vector at masked positions; if there are any, keep the latents."""
+        masked = MaskedSignal.of(signal).masked
+        if masked is None:
+            return x
+        if self.masked is None:
+            raise UserError("positions are masked, but the front end has no vector for them; give mask_vector=true")
+        self.latents = latents
+        return torch.where(masked[..., None], self.masked.to(x.dtype), x)
 
     def features(self, signal: Signal) -> Tensor:
         """Return the outputs (B, N, C) of the strided convolutions."""
@@ -128,12 +143,15 @@ class WaveConvolutionFrontend(SoundFrontend):
             x = gelu(x)
         return x.mT
 
-    def _with_near(self, x: Tensor, convolution: nn.Module, context: Context) -> Tensor:
-        x = _silenced(x.mT, context.lengths).mT
-        near = convolution(x.mT)[..., : x.shape[1]].mT
-        if self.part.near_layers == 1:
-            return x + gelu(near)
-        return gelu(layer_norm(near, near.shape[-1:], eps=_EPS))
+    def _with_near(self, x: Tensor, context: Context) -> Tensor:
+        """Return x (B, N, D) plus the position vectors that the convolutions over its positions give."""
+        if not len(self.near):
+            return x
+        near = x = _silenced(x.mT, context.lengths)
+        for convolution in self.near:
+            near = convolution(_silenced(near, context.lengths))[..., : x.shape[2]]
+            near = gelu(layer_norm(near.mT, near.shape[1:2], eps=_EPS).mT if self.part.stacked else near)
+        return (x + near).mT
 
 
 def _channel_norm(part: WaveConvolutions, index: int) -> nn.Module:

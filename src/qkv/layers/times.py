@@ -1,4 +1,4 @@
-"""``TimedSignal``: values with their times."""
+"""Signals along time: ``TimedSignal``, values with their times, and ``MaskedSignal``, sounds with hidden positions."""
 
 from __future__ import annotations
 
@@ -17,3 +17,10 @@ class TimedSignal(Signal):
     """Windows of series. times (B or 1, N): real-valued time of each value, for unevenly spaced values."""
 
     times: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class MaskedSignal(Signal):
+    """Sounds. masked (B, N): True at positions whose vector the front end replaces by a learned one."""
+
+    masked: Tensor | None = None

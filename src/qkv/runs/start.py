@@ -217,6 +217,8 @@ def _with_processor_of(start: StartModel, data: Data, source: str) -> Data:
     start_processor, processor = start.processor, data.processor
     stack = start.model and (start.model.encoder or start.model)
     needed = stack and stack.frontend.processor
+    if processor is not None and start_processor is not None and processor == type(processor)() and processor.of_sounds:
+        return data.changed(processor=start_processor) if start_processor.of_sounds else data
     if processor is not None and start.model and not (needed and isinstance(processor, needed)):
         read = "text" if needed is None else needed.kind
         raise UserError(f"data.processor: the data are read as {processor.kind}, but the start {source!r} reads {read}")

@@ -407,6 +407,44 @@ class CodebookHead(OfImages, kind="codebook"):
         return problems
 
 
+class ContrastiveHead(Head, kind="contrastive"):
+    """Vectors that tell quantised latent vectors apart, for pretraining on sounds (wav2vec 2.0, Baevski et al. 2020).
+
+    c = W x + b per position of ``features`` features; a latent vector is quantised to q by one of ``codes`` codes in
+    each of ``groups`` groups. p(q | c) ∝ exp(cos(c, q) / temperature) over the candidates.
+    """
+
+    per_position = True
+    groups: int = Field(default=2, gt=0, le=64, description="codebooks G, whose codes are joined")
+    codes: int = Field(default=320, gt=1, le=WIDEST, description="codes V of a codebook")
+    code_width: int = Field(default=256, gt=0, le=WIDEST, description="features of the joined codes")
+    features: int = Field(default=256, gt=0, le=WIDEST, description="features of c and q")
+    temperature: float = Field(default=0.1, gt=0, description="κ, which the cosine is divided by")
+    gumbel: Seq[Annotated[float, Field(gt=0)]] = Field(
+        default=(2.0, 0.5), min_length=2, max_length=2, description="first and last temperature of the Gumbel noise"
+    )
+    decay: float = Field(default=0.999995, gt=0, le=1, description="factor of that temperature after each batch")
+    latent_width: int | None = Field(default=None, gt=0, le=WIDEST, description="default: the front end's")
+
+    def reading(self, frontend: Frontend) -> Self:
+        channels = getattr(frontend, "channels", None)
+        if not isinstance(channels, tuple) or not channels:
+            return self
+        if self.latent_width not in (None, channels[-1]):
+            sentence = f"{self.latent_width} given, but the front end has {channels[-1]}; leave the key out"
+            raise SpecError([Problem(("latent_width",), sentence)])
+        return self.changed(latent_width=channels[-1])
+
+    def unsized(self) -> Self:
+        return self.changed(latent_width=None)
+
+    def problems(self) -> list[Problem]:
+        if self.code_width % self.groups:
+            sentence = f"{self.code_width} features cannot be divided among {self.groups} groups"
+            return [Problem(("code_width",), f"{sentence}; give a multiple")]
+        return []
+
+
 class MixtureHead(OfImages, kind="mixture"):
     """Mixture of K Gaussians with diagonal covariance over the vector at each position (GIVT, Tschannen et al. 2023).
 

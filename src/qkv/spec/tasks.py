@@ -17,6 +17,7 @@ from qkv.spec.recipes.signal_tasks import Forecasting as Forecasting
 from qkv.spec.recipes.signal_tasks import NextPatch as NextPatch
 from qkv.spec.recipes.signal_tasks import NodeClassification as NodeClassification
 from qkv.spec.recipes.signal_tasks import Speech as Speech
+from qkv.spec.recipes.sound_tasks import ContrastivePretraining as ContrastivePretraining
 from qkv.spec.recipes.sound_tasks import Transcription as Transcription
 from qkv.spec.recipes.task import Needs, Reads, Task
 

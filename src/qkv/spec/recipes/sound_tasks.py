@@ -59,3 +59,28 @@ class Transcription(Task, kind="transcription"):
         )
         kinds = "wave_convolutions, mel_convolutions or series_patches"
         return [Problem(("frontend",), f"{sentence}; use {kinds}")]
+
+
+class ContrastivePretraining(Task, kind="contrastive_pretraining"):
+    """Pretraining on sounds without labels (wav2vec 2.0, Baevski et al. 2020): masked latent vectors are told apart.
+
+    Loss: -log p(quantised latent vector | output at the masked position, wrong candidates), and a term for codes that
+    are used evenly. Metrics: accuracy of the choice, use of the codes. Column: the sound.
+    """
+
+    share: float = Field(default=0.065, gt=0, le=1, description="fraction of the positions that begin a masked span")
+    span: int = Field(default=10, ge=2, le=1000, description="positions of a masked span")
+    negatives: int = Field(default=100, gt=0, le=10_000, description="wrong candidates for each masked position")
+    diversity: float = Field(default=0.1, ge=0, le=100, description="weight of the term for an even use of the codes")
+
+    reads: ClassVar[Reads] = "examples"
+    reads_signals: ClassVar[bool] = True
+    head: ClassVar[str] = "contrastive"
+
+    def model_problems(self, model: Model) -> list[Problem]:
+        if getattr(model.frontend, "mask_vector", False):
+            return []
+        sentence = (
+            f"the task {self.kind!r} masks latent vectors of samples; use wave_convolutions with mask_vector=true"
+        )
+        return [Problem(("frontend",), sentence)]

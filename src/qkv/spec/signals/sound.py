@@ -271,6 +271,9 @@ class OfSound(Placed):
     def positions_of(self, size: int) -> int:
         return self.steps(size)
 
+    def canonical(self, width: int) -> Self:
+        return self.changed(dropout=0.0)
+
     def problems(self) -> list[Problem]:
         problems = super().problems()
         if len(self.strides) != len(self.kernels) or not self.kernels:
@@ -299,6 +302,8 @@ class WaveConvolutions(OfSound, kind="wave_convolutions"):
     near: int = Field(default=128, ge=0, le=10_000, description="kernel of the position convolution; 0: none")
     groups: int = Field(default=16, gt=0, le=10_000, description="groups of the position convolution")
     near_layers: int = Field(default=1, gt=0, le=100, description="number of position convolutions in a row")
+    mask_vector: bool = Field(default=False, description="learned vector of masked positions, for pretraining")
+    stacked: bool = Field(default=False, description="layer norm without weights after each position convolution")
 
     def problems(self) -> list[Problem]:
         problems = super().problems()
