@@ -208,8 +208,10 @@ def padded(rows: Sequence[Sequence[int]], left: bool = False) -> tuple[Tensor, T
 
 
 def images(pair: Pair) -> Signal:
-    """Random images, one per row; of series a window of three channels, each of which is a row."""
-    return pair.ours.frontend.random(len(pair.rows), 1, torch.Generator().manual_seed(3))
+    """Random images, or sounds, one per row; of series a window of three channels, each of which is a row."""
+    needed = pair.published.spec.frontend.processor
+    length = 9 if needed is not None and needed.of_sounds else 1
+    return pair.ours.frontend.random(len(pair.rows), length, torch.Generator().manual_seed(3))
 
 
 def _series(pair: Pair) -> bool:
@@ -280,7 +282,7 @@ def their_answer(pair: Pair, left: bool = False) -> Tensor:
             found = pair.theirs(past_values=values[..., 0].T[None])
             forecast = "prediction_outputs" in found
             return found.prediction_outputs[0].T[..., None] if forecast else found.last_hidden_state[0]
-        found = pair.theirs(pixel_values=values)
+        found = pair.theirs(**{pair.theirs.main_input_name: values})
         return found.logits if "logits" in found else found.last_hidden_state
     given = _their_input(pair, left)
     answer = _answer_of(pair.theirs(**given), pair)
@@ -289,7 +291,7 @@ def their_answer(pair: Pair, left: bool = False) -> Tensor:
 
 def _their_input(pair: Pair, left: bool = False) -> dict[str, Tensor]:
     if not pair.published.spec.frontend.reads_tokens:
-        return {"pixel_values": images(pair).values}
+        return {pair.theirs.main_input_name: images(pair).values}
     ids, real = padded(pair.rows, left)
     given: dict[str, Tensor] = {"input_ids": ids, "attention_mask": real}
     if hears(pair):

@@ -474,4 +474,4 @@ def labels_of(config: Config) -> tuple[str, ...]:
 
 def _numbered(spec: Model) -> tuple[str, ...]:
     """Return the default class names LABEL_0, LABEL_1, … of a model with a classification head."""
-    return tuple(f"LABEL_{i}" for i in range(spec.head.classes or 0))
+    return tuple(f"LABEL_{i}" for i in range(0 if spec.head.writes_text else spec.head.classes or 0))

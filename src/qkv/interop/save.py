@@ -168,10 +168,36 @@ def _start(model: Transformer, tokenizer: Tokenizer | None, begin: Sequence[int]
 def save_tokenizer(folder: Path, tokenizer: Tokenizer, spec: Model) -> None:
     """Write ``tokenizer`` with its settings.
 
-    For a bidirectional model, the written tokenizer adds special tokens around texts.
+    For a bidirectional model, the written tokenizer adds special tokens around texts. Characters that a model of CTC
+    writes are also listed in vocab.json, with its blank as the padding token.
     """
-    (tokenizer if spec.causal else tokenizer.framing).save(folder / FILE_NAME)
-    write_json(folder / TOKENIZER_CONFIG, tokenizer_config(tokenizer, spec))
+    (tokenizer if spec.causal or spec.head.writes_text else tokenizer.framing).save(folder / FILE_NAME)
+    blank = getattr(spec.head, "blank", None)
+    characters = None if blank is None else listed_characters(tokenizer, blank)
+    if characters is None:
+        write_json(folder / TOKENIZER_CONFIG, tokenizer_config(tokenizer, spec))
+        return
+    write_json(folder / "vocab.json", characters)
+    padding = next(token for token, index in characters.items() if index == blank)
+    unknown = {} if tokenizer.unknown_id is None else {"unk_token": tokenizer.core.id_to_token(tokenizer.unknown_id)}
+    names = {"pad_token": padding, "word_delimiter_token": "|", **unknown}
+    write_json(folder / TOKENIZER_CONFIG, {"tokenizer_class": "Wav2Vec2CTCTokenizer", **names})
+
+
+def listed_characters(tokenizer: Tokenizer, blank: int) -> dict[str, int] | None:
+    """Return the ids of the characters of a tokenizer and of the blank; None if a token has several characters.
+
+    "|" stands for the space, as in the published folders of wav2vec 2.0.
+    """
+    ids = tokenizer.core.get_vocab(with_added_tokens=True)
+    special = {*tokenizer.specials.values(), blank}
+    if any(len(token) > 1 and index not in special for token, index in ids.items()):
+        return None
+    if " " in ids and "|" not in ids:
+        ids["|"] = ids.pop(" ")
+    if blank not in ids.values():
+        ids["<pad>"] = blank
+    return dict(sorted(ids.items(), key=lambda item: item[1]))
 
 
 def tokenizer_config(tokenizer: Tokenizer, spec: Model) -> dict[str, Any]:

@@ -57,7 +57,8 @@ def read_sound_processor(folder: Path, spec: Model) -> Processor | None:
     config = _config(folder)
     if config is None:
         return None
-    read: Callable[[Config], Processor] = config.word("feature_extractor_type", "WhisperFeatureExtractor", _READERS)
+    usual = "Wav2Vec2FeatureExtractor" if needed(spec) is Waveform else "WhisperFeatureExtractor"
+    read: Callable[[Config], Processor] = config.word("feature_extractor_type", usual, _READERS)
     processor = read(config)
     config.leave_unread(_IGNORED)
     return processor
@@ -65,8 +66,13 @@ def read_sound_processor(folder: Path, spec: Model) -> Processor | None:
 
 def reads_sound(spec: Model) -> bool:
     """Return True if a model of ``spec``, or its encoder, reads sound."""
-    needed = (spec.encoder or spec).frontend.processor
-    return needed is not None and needed.of_sounds
+    processor = needed(spec)
+    return processor is not None and processor.of_sounds
+
+
+def needed(spec: Model) -> type[Processor] | None:
+    """Return the class of the processor that a model of ``spec``, or its encoder, reads; None for text."""
+    return (spec.encoder or spec).frontend.processor
 
 
 def _config(folder: Path) -> Config | None:
@@ -119,13 +125,32 @@ def _ast(config: Config) -> LogMel:
     )
 
 
+def _wav2vec2(config: Config) -> Waveform:
+    config.fixed("feature_size", 1, "the samples")
+    normalise = config.flag("do_normalize", True)
+    return Waveform.parse({"rate": config.size("sampling_rate", 16_000), "normalise": normalise}, config.source)
+
+
 _READERS: dict[str, Callable[[Config], Processor]] = {
     "WhisperFeatureExtractor": _whisper,
     "EncodecFeatureExtractor": _codec,
     "DacFeatureExtractor": _codec,
     "ASTFeatureExtractor": _ast,
+    "Wav2Vec2FeatureExtractor": _wav2vec2,
 }
 """Readers of the settings of published feature extractors, by their class."""
+
+
+def _written_waveform(processor: Waveform) -> dict[str, Any]:
+    return {
+        "feature_extractor_type": "Wav2Vec2FeatureExtractor",
+        "sampling_rate": processor.rate,
+        "feature_size": 1,
+        "do_normalize": processor.normalise,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "return_attention_mask": True,
+    }
 
 
 def written_sound_processor(processor: Processor | None) -> dict[str, Any] | None:
@@ -133,6 +158,8 @@ def written_sound_processor(processor: Processor | None) -> dict[str, Any] | Non
 
     Return None if no published feature extractor gives the same values.
     """
+    if isinstance(processor, Waveform) and processor.rate is not None and processor.seconds is None:
+        return _written_waveform(processor)
     if not isinstance(processor, LogMel) or processor.rate is None:
         return None
     if processor.length is not None:

@@ -43,6 +43,9 @@ BYTES = {"Perceiver": ("pad", "bos", "eos", "mask", "cls", "sep")}
 first ids; the 256 bytes follow.
 """
 
+CTC = ("Wav2Vec2CTC",)
+"""Tokenizer families whose file vocab.json holds the characters that a model of speech writes."""
+
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model")
 
 
@@ -131,6 +134,8 @@ def _content(token: Any) -> str:
 def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
     if _family(settings, "") in BYTES:
         return _make_core(folder, settings, tuple(BYTES), _bytes)
+    if (folder / "vocab.json").is_file() and _family(settings, "") in CTC:
+        return _make_core(folder, settings, CTC, _characters)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return _make_core(folder, settings, BYTE_BPE, _byte_bpe)
     if (folder / "vocab.txt").is_file():
@@ -181,6 +186,28 @@ def _bytes(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
     core.post_processor = processors.TemplateProcessing(
         f"{before} $A {behind}", f"{before} $A {behind} $B {behind}", marks
     )
+    return core
+
+
+def _characters(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Build the character tokenizer of wav2vec 2.0 (Baevski et al. 2020) from vocab.json.
+
+    A token, usually "|", stands for the space between words.
+    """
+    vocab = _tree(folder / "vocab.json")
+    if not all(isinstance(index, int) for index in vocab.values()):
+        language = settings.get("target_lang")
+        vocab = vocab.get(language) if isinstance(language, str) else None
+        if not isinstance(vocab, dict):
+            raise UserError(f"{folder / 'vocab.json'} holds the characters of several languages, and none is chosen")
+    space = _content(settings.get("word_delimiter_token")) or "|"
+    unknown = _content(settings.get("unk_token")) or "<unk>"
+    characters = {" " if token == space else token: index for token, index in vocab.items()}
+    core = tokenizers.Tokenizer(models.WordLevel(characters, unk_token=unknown))
+    core.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    core.decoder = decoders.Fuse()
+    named = (_content(settings.get(f"{role}_token")) for role in CONTENTS)
+    core.add_special_tokens([token for token in dict.fromkeys((*named, unknown)) if token in vocab])
     return core
 
 

@@ -1,6 +1,6 @@
 """Conversions between published tensors and qkv's: identity, transposition, concatenation, interleaving.
 
-Each conversion only moves elements, so it is exactly invertible, and applies to gradients as well.
+Each conversion but that of a weight norm only moves elements, so it is exactly invertible, and applies to gradients.
 """
 
 from __future__ import annotations
@@ -367,6 +367,29 @@ class JoinedTaps(Way):
     def accepts(self, stored: Sequence[tuple[int, ...]], written: Sequence[tuple[int, ...]]) -> bool:
         kernels = {shape[1:] for shape in (*stored, *written)}
         return len(kernels) == 1 and sum(shape[0] for shape in stored) == sum(self.sizes)
+
+
+@dataclass(frozen=True)
+class WeightNorm(Way):
+    """Convolution (D, D / groups, K) published as lengths g (1, 1, K) and directions v: weight = g v / |v|.
+
+    The norm is over all but the last axis (Salimans & Kingma 2016, with one length per tap, as in wav2vec 2.0). The
+    weight itself is written as v, with its norm as g, so that it is read back unchanged.
+    """
+
+    count: int = 2
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        lengths, directions = theirs
+        return directions * (lengths / _tap_norms(directions))
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        return _tap_norms(ours), ours
+
+
+def _tap_norms(weight: Tensor) -> Tensor:
+    """Return the norm of each tap of a convolution (D, C, K), as a tensor (1, 1, K)."""
+    return torch.linalg.vector_norm(weight, dim=(0, 1), keepdim=True)
 
 
 @dataclass(frozen=True)

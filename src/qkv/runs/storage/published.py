@@ -55,7 +55,7 @@ def _data(checkpoint: PublishedModel) -> Data:
         raise UserError(
             f"{checkpoint.folder} holds no {PREPROCESSOR}, so it is not known how {how}; add that file, or {alone}"
         )
-    if spec.frontend.reads_tokens:
+    if spec.frontend.reads_tokens or spec.head.writes_text:
         tokenizer = TokenizerFile(path=str(checkpoint.folder))
         return Data(source=NOT_SAID, processor=checkpoint.processor, tokenizer=tokenizer)
     return Data(source=NOT_SAID, processor=checkpoint.processor)

@@ -86,7 +86,7 @@ def _check_buildable(model: Transformer) -> None:
 
 def _vocabulary(model: Transformer, tokenizer: Tokenizer | None, labels: Sequence[str]) -> Vocabulary:
     """Build the vocabulary of the run from tokenizer and labels; classes without labels are numbered."""
-    classes = model.spec.head.classes or 0
+    classes = 0 if model.spec.head.writes_text else model.spec.head.classes or 0
     names = tuple(labels) or tuple(str(i) for i in range(classes))
     if len(names) != classes or len(set(names)) != classes:
         raise UserError(f"labels: {len(set(names))} different labels given, but the model has {classes} classes")
