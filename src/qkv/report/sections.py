@@ -147,14 +147,14 @@ def _tagged(page: Page, section: Section) -> None:
 
 
 def _alignment(page: Page, section: Section) -> None:
-    """Append a heat map of the cross-attention ``weights[target][source]``, with the tokens ``source`` and ``target``
-    as its axes.
+    """Append a heat map of the ``weights[target][source]``, by default of cross-attention, with the tokens ``source``
+    and ``target`` as its axes; optional ``title``, ``x_label`` and ``y_label``.
     """
     source, target = ([str(token) for token in section[name]] for name in ("source", "target"))
     width = min(960, max(320, 160 + 30 * len(source)))
-    page.picture(
-        HeatMap("Attention", section["weights"], target, source, "source", "output", low=0.0, width=width), width
-    )
+    labels = section.get("x_label", "source"), section.get("y_label", "output")
+    title = section["title"] if "x_label" in section else "Attention"
+    page.picture(HeatMap(title, section["weights"], target, source, *labels, low=0.0, width=width), width)
 
 
 def _curves(page: Page, section: Section) -> None:

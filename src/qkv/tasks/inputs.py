@@ -14,7 +14,7 @@ from torch import Tensor
 from qkv.data.batching.batch import INPUT, Batch
 from qkv.data.batching.padding import lengths_or_none, padded
 from qkv.data.features.ngrams import Bag, bag_of
-from qkv.data.processors.processor import Processor, build_processor
+from qkv.data.processors.processor import Encoded, Processor, build_processor
 from qkv.data.records.model import Role
 from qkv.layers.features import FeatureBag, with_features
 from qkv.layers.signal import Signal
@@ -156,7 +156,8 @@ class SignalReader(InputReader):
         return row._replace(features=self.processor.read_by(row.value, self.wide))
 
     def noted(self, row: Mapping[str, Any], truth: Any) -> tuple[EncodedRow, dict[str, str]]:
-        note = self.processor.note(row[self.processor.role.name])
+        value = row[self.processor.role.name]
+        note = "" if isinstance(value, Encoded) else self.processor.note(value)
         return self.example(row, truth).fields, {"note": note} if note else {}
 
     def signal(self, rows: Sequence[EncodedRow]) -> tuple[Signal, Tensor | None]:

@@ -140,3 +140,34 @@ def _sum(a: float, b: float) -> float:
     if a < b:
         a, b = b, a
     return a if b == -math.inf else a + math.log1p(math.exp(b - a))
+
+
+def aligned(chances: np.ndarray, tokens: Sequence[int], blank: int) -> list[int]:
+    """Return the position of each token in the most probable alignment (Viterbi); ``chances`` (N, C): log p.
+
+    It is the position at which the token is most probable among those that it takes. Without an alignment, as the
+    text is too long, tokens are spread evenly.
+    """
+    count, states = len(chances), np.full(2 * len(tokens) + 1, blank)
+    if not tokens:
+        return []
+    states[1::2] = tokens
+    skips = np.zeros(len(states), bool)
+    skips[3::2] = states[3::2] != states[1:-2:2]
+    scores, moves = np.full(len(states), -np.inf), np.zeros((count, len(states)), np.int8)
+    scores[:2] = chances[0, states[:2]]
+    for step in range(1, count):
+        ways = np.full((3, len(states)), -np.inf)
+        ways[0], ways[1, 1:], ways[2, 2:] = scores, scores[:-1], np.where(skips[2:], scores[:-2], -np.inf)
+        moves[step] = ways.argmax(0)
+        scores = ways.max(0) + chances[step, states]
+    place = len(states) - 1 - int(scores[-2] > scores[-1])
+    if scores[place] == -np.inf:
+        return [min(count - 1, i * count // len(tokens)) for i in range(len(tokens))]
+    best = dict[int, int]()
+    for step in range(count - 1, -1, -1):
+        token = place // 2
+        if place % 2 and (token not in best or chances[step, states[place]] >= chances[best[token], states[place]]):
+            best[token] = step
+        place -= int(moves[step, place])
+    return [best[i] for i in range(len(tokens))]

@@ -16,6 +16,7 @@ from qkv.data.batching.batch import Batch
 from qkv.data.batching.padding import padded
 from qkv.data.corpora.corpus import TRAIN, VALIDATION
 from qkv.data.features.token_ngrams import TokenNgrams
+from qkv.data.pretrained import Pretrained
 from qkv.data.records.model import Records, Role
 from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
@@ -33,7 +34,8 @@ from qkv.tasks.example_task import Collate, ExampleTask, Rows, column, encode_ro
 from qkv.tasks.inputs import EncodedRow, InputReader, input_roles
 from qkv.tasks.metrics.speech_metrics import error_rates, rates_by, token_error, word_error
 from qkv.tasks.named_inputs import reader_of
-from qkv.tasks.sound.search import ScoredText, beam_search, greedy
+from qkv.tasks.sound.language_scores import read_language_model, text_scores
+from qkv.tasks.sound.search import ScoredText, aligned, beam_search, greedy
 from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
 TRANSCRIPT = Role(
@@ -46,6 +48,8 @@ SPEAKER = Role("speaker", "name", ("speaker", "speakerid", "voice", "reader", "c
 _AT_ONCE = 16
 _SHOWN = 20
 _LISTED = 3
+_ALIGNED, _WIDEST = 2, 400
+"""Number of rows that the report shows with their alignment, and largest number of positions of such a row."""
 
 
 @implements(Transcription)
@@ -62,6 +66,7 @@ class TranscriptionTask(ExampleTask):
 
     def __init__(self, spec: Transcription):
         super().__init__(spec)
+        self._language: Pretrained | None = None
         self.reading(NO_DATA)
 
     def reading(self, data: Data) -> Self:
@@ -143,7 +148,24 @@ class TranscriptionTask(ExampleTask):
             self._shown(row, answer, recipe, dataset.vocabulary) for row, answer in zip(rows, answers, strict=True)
         ]
         table = {"kind": "examples", "title": "Transcriptions", "columns": ["input", "transcription", "text"]}
-        return Evaluation(figures, [*_by_speaker(rows, texts), {**table, "rows": examples[:_SHOWN]}])
+        sections = [*_by_speaker(rows, texts), {**table, "rows": examples[:_SHOWN]}]
+        return Evaluation(figures, [*sections, *self._alignments(model, dataset, rows[:_ALIGNED], recipe)])
+
+    def _alignments(
+        self, model: Any, dataset: ExampleDataset, rows: Sequence[Mapping[str, Any]], recipe: Recipe
+    ) -> list[dict[str, Any]]:
+        """Build the report sections of the inputs of rows, and of their texts over positions."""
+        reader = self.reader(recipe, dataset.vocabulary)
+        read = [self.encoded_row(reader, row) for row in rows]
+        sections, pictures = list[dict[str, Any]](), list[dict[str, Any]]()
+        for row, chances in zip(rows, self.chances(model, reader, read), strict=True):
+            picture = reader.picture(row)
+            if picture is not None:
+                pictures.append({"source": picture, "sound": reader.player(row), "caption": row[TRANSCRIPT.name]})
+            text = self.search(chances, model.head.blank, dataset.vocabulary)
+            if text.tokens and len(chances) <= _WIDEST:
+                sections.append(alignment_section(chances, text.tokens, model.head.blank, dataset.vocabulary))
+        return [*([{"kind": "pictures", "title": "Inputs", "pictures": pictures}] if pictures else []), *sections]
 
     def _shown(
         self, row: Mapping[str, Any], answer: Mapping[str, Any], recipe: Recipe, vocabulary: Vocabulary
@@ -163,13 +185,14 @@ class TranscriptionTask(ExampleTask):
     ) -> list[dict[str, Any]]:
         reader, answers = self.reader(recipe, vocabulary), list[dict[str, Any]]()
         for begin in range(0, len(rows), _AT_ONCE):
-            read = [self._noted(reader, row) for row in rows[begin : begin + _AT_ONCE]]
+            read = [self.encoded_row(reader, row) for row in rows[begin : begin + _AT_ONCE]]
             for chances in self.chances(model, reader, read):
                 answers.append(self.answer(chances, model.head.blank, vocabulary))
         return answers
 
     @staticmethod
-    def _noted(reader: InputReader, row: Mapping[str, Any]) -> EncodedRow:
+    def encoded_row(reader: InputReader, row: Mapping[str, Any]) -> EncodedRow:
+        """Encode the input of a row for a prediction. Raises ``UserError``."""
         try:
             return reader.noted(row, ())[0]
         except Unusable as error:
@@ -196,7 +219,20 @@ class TranscriptionTask(ExampleTask):
         if settings.ngram and vocabulary.ngrams is None:
             raise UserError("task.search.ngram: the run holds no n-grams; train with this setting")
         language = vocabulary.ngrams.next_logits if settings.ngram and vocabulary.ngrams else None
-        return beam_search(chances, blank, settings.beams, language, settings.weight, settings.bonus)[0]
+        texts = beam_search(chances, blank, settings.beams, language, settings.weight, settings.bonus)
+        return texts[0] if settings.language_model is None else self._ordered(texts, vocabulary)[0]
+
+    def _ordered(self, texts: Sequence[ScoredText], vocabulary: Vocabulary) -> list[ScoredText]:
+        """Return texts ordered by their scores with the weighted log-probabilities of the language model."""
+        settings = self.spec.search
+        if self._language is None:
+            self._language = read_language_model(settings.language_model)
+        written = [vocabulary.target.decode(list(text.tokens), skip_special=True).strip() for text in texts]
+        totals = [
+            ScoredText(text.tokens, text.score + settings.weight * score)
+            for text, score in zip(texts, text_scores(self._language, written), strict=True)
+        ]
+        return sorted(totals, key=lambda text: -text.score)
 
 
 def _chances(outputs: Tensor, lengths: Tensor | None) -> list[np.ndarray]:
@@ -204,6 +240,28 @@ def _chances(outputs: Tensor, lengths: Tensor | None) -> list[np.ndarray]:
     counts = [outputs.shape[1]] * len(outputs) if lengths is None else lengths.clamp(max=outputs.shape[1]).tolist()
     chances = at_least_single(outputs).log_softmax(-1).cpu().numpy()
     return [row[:count] for row, count in zip(chances, counts, strict=True)]
+
+
+def alignment_section(chances: np.ndarray, tokens: Sequence[int], blank: int, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Build the report section of the probability of each token of a text over positions, near its own position.
+
+    chances (N, C): log-probabilities of the tokens and the blank.
+    """
+    places = aligned(chances, tokens, blank)
+    borders = [0, *((a + b + 1) // 2 for a, b in pairwise(places)), len(chances)]
+    weights = np.zeros((len(tokens), len(chances)))
+    for row, token in enumerate(tokens):
+        begin, end = borders[row], borders[row + 1]
+        weights[row, begin:end] = np.exp(chances[begin:end, token])
+    return {
+        "kind": "alignment",
+        "title": f"Alignment of “{vocabulary.target.decode(list(tokens)).strip()}”",
+        "source": [str(i) if i % 10 == 0 else "" for i in range(len(chances))],
+        "target": [vocabulary.target.decode([token]) for token in tokens],
+        "weights": weights.round(3).tolist(),
+        "x_label": "position",
+        "y_label": "token",
+    }
 
 
 def frames_needed(ids: Sequence[int]) -> int:
