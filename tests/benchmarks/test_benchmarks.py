@@ -99,6 +99,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "extraction": (),
     "serving": ("4 clients", "lost", "0", "requests by kind", "streamed"),
     "first_token": ("fresh process to its first token", "qkv", "ratio: none"),
+    "speech_recognition": ("recognition of speech", "digits", "greedy", "6-grams", "after contrastive pretraining"),
     "spoken_digits": ("accuracy on spoken digits", "official takes", "low"),
     "startup": ("import qkv", "qkv --help"),
     "time_to_loss": ("left out: nanoGPT", "loss over the whole validation split", "qkv fast"),
