@@ -91,15 +91,14 @@ class ContrastivePretrainer(Head):
         return F.cross_entropy((similar / self.part.temperature).flatten(0, 1), truth.flatten(), reduction="sum")
 
 
-def candidate_logits(outputs: Tensor, right: Tensor, wrong: Tensor, temperature: float) -> Tensor:
+def candidate_logits(outputs: Tensor, right: Tensor, wrong: Tensor, same: Tensor, temperature: float) -> Tensor:
     """Return cos(c, q) / κ (M, 1 + K) of the right vectors (M, P), then of the wrong ones (M, K, P).
 
-    A wrong vector that equals the right one gets -∞.
+    A wrong vector with the codes of the right one gets -∞; same (M, K): True there.
     """
     outputs, right, wrong = (at_least_single(each) for each in (outputs, right, wrong))
     candidates = torch.cat((right[:, None], wrong), 1)
     logits = F.cosine_similarity(outputs[:, None], candidates, dim=-1) / temperature
-    same = (wrong == right[:, None]).all(-1)
     return torch.cat((logits[:, :1], logits[:, 1:].masked_fill(same, -torch.inf)), 1)
 
 

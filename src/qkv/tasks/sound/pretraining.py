@@ -156,8 +156,10 @@ class ContrastivePretrainingTask(ExampleTask):
         codes = head.quantised(latents[batch.targets])
         where = torch.full((len(latents),), 0, device=latents.device)
         where[batch.targets] = torch.arange(len(batch.targets), device=latents.device)
-        wrong = codes.vectors[where[batch.extras[NEGATIVES]]]
-        logits = candidate_logits(outputs[batch.targets], codes.vectors, wrong, head.part.temperature)
+        others = where[batch.extras[NEGATIVES]]
+        same = (codes.ids[others] == codes.ids[:, None]).all(-1)
+        right, wrong = codes.vectors, codes.vectors[others]
+        logits = candidate_logits(outputs[batch.targets], right, wrong, same, head.part.temperature)
         return Contrast(logits, codes)
 
     def _loss(self, contrast: Contrast) -> Tensor:
