@@ -29,6 +29,7 @@ from qkv.interop.load import read_published
 from qkv.interop.mapping.family import read_spec
 from qkv.interop.mapping.task_heads import head_tensors, task_heads
 from qkv.interop.sentence import SentencePooling, read_pooling
+from qkv.interop.sounds import read_sound_processor
 from qkv.interop.writing import beginning, named_ends
 from qkv.layers.layout import WHOLE, Layout, layouts
 from qkv.layers.linear.lora import folded
@@ -131,7 +132,7 @@ def find_start(source: str) -> StartModel:
         task = _published_task(published) if model.encoder else None
         heads = task_heads(published, pooling, model)
         if model.frontend.processor is not None:
-            processor = read_processor(published.folder, model)
+            processor = read_processor(published.folder, model) or read_sound_processor(published.folder, model)
             return StartModel(model, None, None, heads, task, {} if processor is None else {INPUT: processor})
         tokenizer = TokenizerFile(path=str(published.tokenizer_folder))
         ends = named_ends(published.folder, published.config()) if model.encoder is None else ()
