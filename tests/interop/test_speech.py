@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 from tests.interop.cases.sounds import SIZES
-from tests.tasks.sounds import RATE, tune
 from torch import Tensor
 from transformers import (
     HubertConfig,
     HubertForCTC,
     Wav2Vec2Config,
     Wav2Vec2CTCTokenizer,
-    Wav2Vec2FeatureExtractor,
     Wav2Vec2ForCTC,
     Wav2Vec2ForPreTraining,
     Wav2Vec2ForSequenceClassification,
@@ -25,9 +23,6 @@ from transformers import (
     WavLMForCTC,
 )
 
-import qkv
-from qkv.cli.main import main
-from qkv.data.records.sounds.sound_files import sound_bytes
 from qkv.interop.load import load_published
 from qkv.interop.save import save_published, save_tokenizer
 from qkv.layers.signal import Signal
@@ -35,7 +30,6 @@ from qkv.spec.heads import CTCHead
 from qkv.spec.model import Model
 from qkv.spec.signals.sound import WaveConvolutions
 from qkv.spec.tokenizers import Characters
-from qkv.system.errors import UserError
 from qkv.tasks.sound.search import greedy
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
@@ -128,32 +122,6 @@ def test_characters_of_a_folder_are_read_as_the_other_library_reads_them(tmp_pat
         assert ours.decode(ids, skip_special=True).strip() == theirs.decode(
             ids, group_tokens=False, skip_special_tokens=True
         )
-
-
-def test_a_folder_transcribes_files_as_the_other_library_does(tmp_path: Path) -> None:
-    tokens = ["<pad>", "<s>", "</s>", "<unk>", "|", *"ABC'"]
-    theirs = random_model("wav2vec2", tmp_path)
-    (tmp_path / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
-    tokenizer = Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json"))
-    tokenizer.save_pretrained(tmp_path)
-    extractor = Wav2Vec2FeatureExtractor(sampling_rate=RATE, do_normalize=True)
-    extractor.save_pretrained(tmp_path)
-    sound = tune("abcab", 0)
-    samples = extractor(sound.samples, sampling_rate=RATE, return_tensors="pt").input_values
-    expected = tokenizer.decode(answer(theirs, samples)[0].argmax(-1), skip_special_tokens=True)
-    (tmp_path / "clip.wav").write_bytes(sound_bytes(sound))
-    loaded = qkv.load(tmp_path)
-    assert qkv.predict(loaded, [{"sound": (sound.samples, RATE)}])[0]["answer"] == expected
-    assert qkv.transcribe(loaded, (sound.samples, RATE), guard=False).text == expected
-    assert main(["transcribe", str(tmp_path), str(tmp_path / "clip.wav"), "--format", "srt"]) == 0
-    with pytest.raises(UserError, match="reads whole clips and has no such setting"):
-        qkv.transcribe(loaded, (sound.samples, RATE), language="en")
-    again = tmp_path / "again"
-    assert main(["export", str(tmp_path), "--out", str(again), "--no-check"]) == 0
-    assert json.loads((again / "preprocessor_config.json").read_text())["sampling_rate"] == RATE
-    assert qkv.predict(qkv.load(again), [{"sound": (sound.samples, RATE)}])[0]["answer"] == expected
-    copy = Wav2Vec2CTCTokenizer.from_pretrained(again)
-    assert (copy("AB C").input_ids, copy.pad_token_id) == (tokenizer("AB C").input_ids, 0)
 
 
 def test_characters_of_a_run_are_read_by_the_other_library(tmp_path: Path) -> None:
