@@ -47,7 +47,8 @@ def mel_filters(rate: int, size: int, bins: int, scale: str, lowest: float, high
     FFT is left out.
     """
     frequencies = np.linspace(0.0, rate / 2, size // 2 + 1)
-    edges = np.linspace(*to_mel(np.array([lowest, highest]), scale).tolist(), bins + 2)
+    first, last = to_mel(np.array([lowest, highest]), scale).tolist()
+    edges = np.linspace(first, last, bins + 2)
     if scale == "kaldi":
         places = to_mel(frequencies, scale)
     else:
