@@ -12,6 +12,7 @@ from tests.serving.conftest import Running, serving
 
 import qkv
 from qkv.data.records.images.pictures import as_uri
+from qkv.data.records.sounds.sound_files import as_uri as sound_uri
 from qkv.runs.run import Run
 
 REVIEWS = [{"text": f"a {word} film {i}", "label": word} for i in range(8) for word in ("good", "bad")]
@@ -25,6 +26,13 @@ def pictures() -> list[dict[str, object]]:
         {"image": rng.integers(0, 99, (8, 8, 3), np.uint8) + 100 * kind, "label": names[kind]}
         for _ in range(10)
         for kind in (0, 1)
+    ]
+
+
+def clips() -> list[dict[str, object]]:
+    wave = np.sin(np.arange(1200)[:, None] * np.array([0.2, 1.5])).astype(np.float32) / 2
+    return [
+        {"sound": (wave[i:, kind], 8000), "label": ("low", "high")[kind]} for i in range(0, 100, 10) for kind in (0, 1)
     ]
 
 
@@ -42,6 +50,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     return {
         "reviews": run("reviews", REVIEWS, "classify"),
         "pictures": run("pictures", pictures(), "classify"),
+        "clips": run("clips", clips(), "classify"),
     }
 
 
@@ -71,6 +80,13 @@ def test_labels_of_images(predicting: Running, trained: dict[str, Run]) -> None:
     assert [each["answer"] for each in found] == [each["answer"] for each in expected]
 
 
+def test_labels_of_sounds(predicting: Running, trained: dict[str, Run]) -> None:
+    sounds = [row["sound"] for row in clips()[:3]]
+    found = asked(predicting, model="clips", inputs=[{"sound": sound_uri(each)} for each in sounds]).json()["data"]
+    expected = qkv.predict(trained["clips"], *[{"sound": each} for each in sounds])
+    assert [each["answer"] for each in found] == [each["answer"] for each in expected]
+
+
 def test_a_translation(predicting: Running, runs: dict[str, Run]) -> None:
     found = asked(predicting, model="translation", inputs=["the fox", {"source": "a dog"}]).json()["data"]
     assert found == qkv.predict(runs["translation"], "the fox", {"source": "a dog"})
@@ -84,6 +100,12 @@ def test_a_translation(predicting: Running, runs: dict[str, Run]) -> None:
             400,
             "'pyproject.toml' given; allowed: numbers",
         ),
+        (
+            {"model": "clips", "inputs": ["pyproject.toml"]},
+            400,
+            "or a sound as data:audio/wav;base64",
+        ),
+        ({"model": "clips", "inputs": ["data:audio/wav;base64,AAAA"]}, 400, "is no sound file that can be read"),
         ({"model": "pictures", "inputs": ["data:image/png;base64,AAAA"]}, 400, "image"),
         ({"model": "reviews", "inputs": [{"txt": "a"}]}, 400, "'text' is missing"),
         ({"model": "reviews", "inputs": [3]}, 400, "3 given; allowed: a text, or an object"),

@@ -1,9 +1,9 @@
 """``/predict``: predictions of a run's task, such as labels, numbers, spans and tags.
 
 The body is ``{"model": NAME, "inputs": [...]}``. An input is a text, or an object with the task's inputs by name. An
-image is an object with a data URI, ``{"image": "data:image/png;base64,…"}``; file names are refused, since a client
-must not read files of the server. For a run that predicts from a table, such as a forecast, the inputs are the table's
-rows.
+image is an object with a data URI, ``{"image": "data:image/png;base64,…"}``, and a sound
+``{"sound": "data:audio/wav;base64,…"}``; file names are refused, since a client must not read files of the server. For
+a run that predicts from a table, such as a forecast, the inputs are the table's rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pydantic import BeforeValidator
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from qkv.data.records.images.pictures import URI
+from qkv.data.records.images.pictures import URI as IMAGE_URI
+from qkv.data.records.sounds.cells import URI as SOUND_URI
 from qkv.runs.inference.inputs import value_columns
 from qkv.runs.inference.predict import predict, predict_table, rows_for
 from qkv.runs.run import Run
@@ -98,9 +99,10 @@ def _read(model: ServedModel, content: Any) -> Any:
     row = content if isinstance(content, dict) else {model.task.asks[0]: content}
     for column, processor in value_columns(model.run).items():
         values = () if processor.spec.of_graphs else _texts(row.get(column))
-        wrong = next((text for text in values if not text.startswith(URI)), None)
+        uri, form = (SOUND_URI, "a sound as {}wav") if processor.spec.of_sounds else (IMAGE_URI, "an image as {}png")
+        wrong = next((text for text in values if not text.startswith(uri)), None)
         if wrong is not None:
-            raise UserError(f"inputs: {quoted(wrong)} given; allowed: numbers, or an image as {URI}png;base64,…")
+            raise UserError(f"inputs: {quoted(wrong)} given; allowed: numbers, or {form.format(uri)};base64,…")
     return row
 
 
