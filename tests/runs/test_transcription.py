@@ -19,6 +19,7 @@ import qkv
 from qkv.data.features.mel import log_mel
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.logits.speech import TranscriptRule
+from qkv.interop.check import compare
 from qkv.models.fast.native_token import decoding_path
 from qkv.ops.native import library
 from qkv.runs.run import Run
@@ -181,6 +182,16 @@ def test_a_token_is_one_native_call(run: Run) -> None:
     assert decoding_path(run.model) == "one native call a token"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_an_export_is_compared_for_a_window_of_sound(folder: Path, run: Run) -> None:
+    assert "differs by" in compare(run.model, folder)
+
+
+def test_a_text_is_not_continued(run: Run) -> None:
+    with pytest.raises(UserError, match="continues no text; use qkv transcribe"):
+        qkv.generate(run, "One two")
+
+
 @pytest.mark.parametrize("value", [{"language": "xx"}, {"task": "sing"}, {"temperatures": ()}, {"batch": 0}])
 def test_wrong_options_are_one_sentence(run: Run, value: dict[str, Any]) -> None:
     with pytest.raises(UserError) as error:
@@ -246,9 +257,9 @@ def test_rules_are_those_of_the_transformers_library() -> None:
     generator, size, first = torch.Generator().manual_seed(0), 40, 25
     for trial in range(300):
         latest = 4 if trial % 2 else None
-        config = GenerationConfig(eos_token_id=20, no_timestamps_token_id=first - 1)
+        config: Any = GenerationConfig(eos_token_id=20, no_timestamps_token_id=first - 1)
         config.max_initial_timestamp_index = latest
-        theirs = WhisperTimeStampLogitsProcessor(config, begin_index=3)
+        theirs: Any = WhisperTimeStampLogitsProcessor(config, begin_index=3)
         length = int(torch.randint(0, 6, (1,), generator=generator))
         written = torch.randint(0, size, (length,), generator=generator).tolist()
         if trial % 3:

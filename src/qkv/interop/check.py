@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import io
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -16,10 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from qkv.frontends.sound import MelConvolutionFrontend
 from qkv.interop.files.folder import read_json
 from qkv.interop.files.places import CONFIG
 from qkv.interop.series import answer_as_published, as_published, channels_of
+from qkv.layers.signal import Signal
 from qkv.models.heads.wave_decoder import WaveDecoderHead
 from qkv.models.transformer import Transformer
 from qkv.system.errors import UserError
@@ -39,8 +43,8 @@ def size_of(model: Transformer) -> int:
 def compare(model: Transformer, folder: Path) -> str:
     """Compare the logits of ``model`` with those of its export in ``folder``, opened by transformers, in fp32.
 
-    The input is a few random ids, or a random image or series. Return a clause for the user: the largest difference, or
-    why nothing was compared. Raises ``UserError`` if the logits differ.
+    The input is a few random ids, or a random image, series or sound. Return a clause for the user: the largest
+    difference, or why nothing was compared. Raises ``UserError`` if the logits differ.
     """
     if importlib.util.find_spec("transformers") is None:
         return "not compared, because the transformers library is not installed"
@@ -70,13 +74,23 @@ def _difference(ours: Transformer, folder: Path, attention: str) -> float:
             return _of_values(ours, theirs)
         ids = _ids(ours, folder)
         inputs: dict[str, Tensor] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        if ours.encoder is None:
+        if ours.encoder is None or ours.spec.encoder is None:
             output = ours(ids)[0]
+        elif isinstance(ours.encoder.frontend, MelConvolutionFrontend):
+            frames = _frames(ours.encoder.frontend, ours.spec.encoder.context_length)
+            inputs = {"input_features": frames.mT, "decoder_input_ids": ids}
+            output = ours(ids, memory=ours.encode(Signal(frames)))[0]
         else:
             inputs["decoder_input_ids"] = ids.flip(1)
             output = ours(ids.flip(1), memory=ours.encode(ids))[0]
         answer = _answer_of(theirs(**inputs), theirs)
     return _relative(output, answer)
+
+
+def _frames(frontend: MelConvolutionFrontend, positions: int) -> Tensor:
+    """Return random log-mel frames (1, T, bins) of a whole window; other libraries need each of its frames."""
+    values = frontend.random(1, positions, torch.Generator().manual_seed(0)).values
+    return pad(values, (0, 0, 0, positions * math.prod(frontend.part.strides) - values.shape[1]))
 
 
 def _of_waves(ours: Transformer, theirs: Any) -> float:

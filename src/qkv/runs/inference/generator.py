@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from qkv.models.transformer import Transformer
 from qkv.runs.inference.end_tokens import writing
-from qkv.runs.run import Run
+from qkv.runs.run import Run, task_of
 from qkv.spec.generation import Generation
 from qkv.system.errors import UserError
 from qkv.tokenizers.absent import AbsentTokenizer
@@ -49,6 +49,8 @@ def generator_of(source: Any, tokenizer: Any = None, special: bool = False) -> G
 
 def _generator_of(source: Any, tokenizer: Any) -> Generator:
     if isinstance(source, Run):
+        if task_of(source).transcribes:
+            raise UserError(f"{source.folder} writes the text of a sound and continues no text; use qkv transcribe")
         if tokenizer is None:
             return Generator(source.model, source.tokenizer, writing(source))
         return Generator(source.model, convert_tokenizer(tokenizer), source.recipe.sample)

@@ -11,6 +11,7 @@ from qkv.interop.files.folder import read_json
 from qkv.interop.files.places import GENERATION
 from qkv.interop.mapping.config import Config
 from qkv.runs.run import Run, task_of
+from qkv.runs.storage.published import NOT_SAID
 from qkv.system.errors import UserError, nearest
 from qkv.tokenizers.special import special_ids
 
@@ -24,11 +25,11 @@ WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")
 class SpeechTokens:
     """Ids of the tokens that begin, divide and end transcripts.
 
-    start: begins a transcript. end: ends it; all smaller ids are text. no_times: stands in place of timestamps, None if
-    the model writes none. first_time: timestamp 0.00. no_speech: for silence, or None. previous: begins the text of
-    earlier windows, or None. languages, tasks: by code and name; empty if the model has one. suppressed,
-    first_suppressed, latest_start: see ``qkv.generation.logits.speech``. heads: (layer, head) of cross-attention whose
-    weights follow the sound; empty if unknown.
+    start: begins a transcript. marks: follow it in models that were trained here. end: ends it; all smaller ids are
+    text. no_times: stands in place of timestamps, None if the model writes none. first_time: timestamp 0.00. no_speech:
+    for silence, or None. previous: begins the text of earlier windows, or None. languages, tasks: by code and name;
+    empty if the model has one. suppressed, first_suppressed, latest_start: see ``qkv.generation.logits.speech``. heads:
+    (layer, head) of cross-attention whose weights follow the sound; empty if unknown.
     """
 
     start: int
@@ -43,10 +44,11 @@ class SpeechTokens:
     first_suppressed: tuple[int, ...] = ()
     latest_start: int | None = None
     heads: tuple[tuple[int, int], ...] = ()
+    marks: tuple[int, ...] = ()
 
     def forced(self, language: str | None, task: str, timed: bool) -> tuple[int, ...]:
         """Return the ids after ``start`` that fix language, task and timestamps. Raises ``UserError``."""
-        ids = list[int]()
+        ids = list(self.marks)
         if self.languages:
             assert language is not None
             ids.append(self.language_id(language))
@@ -78,19 +80,25 @@ def speech_tokens(run: Run) -> SpeechTokens:
     end = end[0] if isinstance(end, list) and end else end
     if not isinstance(end, int):
         raise UserError(f"{run.folder} does not say which token ends a transcript")
+    sample, count = run.recipe.sample, run.model.vocab_size or 0
+    if run.recipe.data.source != NOT_SAID:  # trained here: it begins as its texts did, which had no timestamps
+        suppressed, initially = tuple(sample.suppress_tokens), tuple(sample.begin_suppress_tokens)
+        return SpeechTokens(
+            first[0], end, count, suppressed=suppressed, first_suppressed=initially, marks=tuple(first[1:])
+        )
     no_times = _one(values, "no_timestamps_token_id", special, "<|notimestamps|>")
     languages = _by_name(values, "lang_to_id") or _languages(special)
     return SpeechTokens(
         first[0],
         end,
-        (run.model.vocab_size or 0) if no_times is None else no_times + 1,
+        count if no_times is None else no_times + 1,
         no_times,
         special.get("<|nospeech|>", special.get("<|nocaptions|>", None if no_times is None else no_times - 1)),
         _one(values, "prev_sot_token_id", special, "<|startofprev|>"),
         languages if values.flag("is_multilingual", len(languages) > 1) else {},
         _by_name(values, "task_to_id") or {name: special[f"<|{name}|>"] for name in _TASKS if f"<|{name}|>" in special},
-        tuple(run.recipe.sample.suppress_tokens),
-        tuple(run.recipe.sample.begin_suppress_tokens),
+        tuple(sample.suppress_tokens),
+        tuple(sample.begin_suppress_tokens),
         values.integer("max_initial_timestamp_index") if values.has("max_initial_timestamp_index") else None,
         tuple((int(layer), int(head)) for layer, head in values.items("alignment_heads")),
     )
