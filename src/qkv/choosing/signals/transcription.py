@@ -25,7 +25,7 @@ from qkv.spec.parts import Rope, Sinusoidal
 from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.series import Series, SeriesPatches
-from qkv.spec.signals.sound import FrameMasks, LogMel, MelConvolutions, Sounds, WaveConvolutions, Waveform
+from qkv.spec.signals.sound import FrameMasks, LogMel, MelConvolutions, Sounds, WaveConvolutions
 from qkv.spec.tasks import Transcription
 from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
 from qkv.system.errors import UserError
@@ -104,7 +104,7 @@ def _sounds(request: RecipeRequest) -> _Input:
     """Return the input of sounds: log-mel frames, every second to eighth of which is a position after convolutions."""
     part = request.data.processor
     assert isinstance(part, Sounds)
-    if isinstance(part, LogMel) and part == LogMel():
+    if part == LogMel():
         part = LogMel(form="log", normalise="clip", changes=(FrameMasks(),))
     processor = build_processor(part).fitted(request.values)
     assert isinstance(processor, Sounds)
@@ -116,7 +116,7 @@ def _sounds(request: RecipeRequest) -> _Input:
             tokens.append(len(row["transcript"]))
         except Unusable:
             continue
-    frontend = _of_waves() if isinstance(processor, Waveform) else _of_frames(processor, lengths, tokens)
+    frontend = _of_waves() if processor.of_samples else _of_frames(processor, lengths, tokens)
     size = processor.values_of(processor.samples(max(lengths, default=1.0)))
     described = f"{len(request.values):,} sounds of up to {max(lengths, default=0.0):.1f} s"
     return _Input(processor, frontend, frontend.positions_of(size), described)

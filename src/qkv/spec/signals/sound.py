@@ -108,6 +108,8 @@ class Sounds(Processor):
     changes: Seq[SoundChange] = Field(default=(), description="random changes of training sounds")
 
     of_sounds: ClassVar[bool] = True
+    of_samples: ClassVar[bool] = False
+    """True if the front end reads samples, False if it reads frames of a spectrum."""
 
     def following(self, start: Processor) -> Self:
         """Return a copy that takes all settings from ``start`` but the random changes, which it keeps."""
@@ -134,6 +136,7 @@ class Waveform(Sounds, kind="waveform"):
     x' = (x - mean) / √(variance + 1e-7), over the samples of the sound without its padding.
     """
 
+    of_samples: ClassVar[bool] = True
     normalise: bool = True
 
 

@@ -156,9 +156,9 @@ class ContrastivePretrainingTask(ExampleTask):
         codes = head.quantised(latents[batch.targets])
         where = torch.full((len(latents),), 0, device=latents.device)
         where[batch.targets] = torch.arange(len(batch.targets), device=latents.device)
-        others = where[batch.extras[NEGATIVES]]
-        same = (codes.ids[others] == codes.ids[:, None]).all(-1)
-        right, wrong = codes.vectors, codes.vectors[others]
+        negatives = where[batch.extras[NEGATIVES]]
+        same = (codes.ids[negatives] == codes.ids[:, None]).all(-1)
+        right, wrong = codes.vectors, codes.vectors[negatives]
         logits = candidate_logits(outputs[batch.targets], right, wrong, same, head.part.temperature)
         return Contrast(logits, codes)
 
