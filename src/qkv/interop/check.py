@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from qkv.frontends.sound import MelConvolutionFrontend
+from qkv.frontends.sounds.convolutions import MelConvolutionFrontend
 from qkv.interop.files.folder import read_json
 from qkv.interop.files.places import CONFIG
 from qkv.interop.series import answer_as_published, as_published, channels_of
