@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from qkv.frontends.sounds.convolutions import MelConvolutionFrontend
 from qkv.interop.files.folder import read_json
 from qkv.interop.files.places import CONFIG
 from qkv.interop.series import answer_as_published, as_published, channels_of
@@ -76,7 +75,7 @@ def _difference(ours: Transformer, folder: Path, attention: str) -> float:
         inputs: dict[str, Tensor] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if ours.encoder is None or ours.spec.encoder is None:
             output = ours(ids)[0]
-        elif isinstance(ours.encoder.frontend, MelConvolutionFrontend):
+        elif not ours.spec.encoder.frontend.reads_tokens:
             frames = _frames(ours.encoder.frontend, ours.spec.encoder.context_length)
             inputs = {"input_features": frames.mT, "decoder_input_ids": ids}
             output = ours(ids, memory=ours.encode(Signal(frames)))[0]
@@ -87,7 +86,7 @@ def _difference(ours: Transformer, folder: Path, attention: str) -> float:
     return _relative(output, answer)
 
 
-def _frames(frontend: MelConvolutionFrontend, positions: int) -> Tensor:
+def _frames(frontend: Any, positions: int) -> Tensor:
     """Return random log-mel frames (1, T, bins) of a whole window; other libraries need each of its frames."""
     values = frontend.random(1, positions, torch.Generator().manual_seed(0)).values
     return pad(values, (0, 0, 0, positions * math.prod(frontend.part.strides) - values.shape[1]))
