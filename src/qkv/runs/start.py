@@ -29,7 +29,7 @@ from qkv.interop.load import read_published
 from qkv.interop.mapping.family import read_spec
 from qkv.interop.mapping.task_heads import head_tensors, task_heads
 from qkv.interop.sentence import SentencePooling, read_pooling
-from qkv.interop.sounds import read_sound_processor
+from qkv.interop.sounds import read_sound_processor, reads_sound
 from qkv.interop.writing import beginning, named_ends
 from qkv.layers.layout import WHOLE, Layout, layouts
 from qkv.layers.linear.lora import folded
@@ -47,7 +47,7 @@ from qkv.spec.model import Model
 from qkv.spec.models.adapt import LoRA
 from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
-from qkv.spec.tasks import Task, Translation
+from qkv.spec.tasks import SpeechToText, Task, Translation
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
 from qkv.spec.tokenizers import TokenizerFile
 from qkv.system.errors import UserError, nearest
@@ -122,21 +122,22 @@ def find_start(source: str) -> StartModel:
         if recipe:
             check_trainable(recipe, str(folder))
         inputs = _inputs(recipe.data, folder) if recipe else {}
-        absent = INPUT in inputs or (inputs and not (folder / FILE_NAME).is_file())
+        absent = inputs and not (folder / FILE_NAME).is_file()
         tokenizer = None if absent else TokenizerFile(path=str(folder / FILE_NAME))
         task, ends = recipe and recipe.task, recipe.sample.stop_token_ids if recipe else ()
         return StartModel(recipe and recipe.model, tokenizer, target, task=task, inputs=inputs, ends=ends)
     if is_published(folder) or is_sentence_folder(folder) or (not folder.exists() and may_be_name(source)):
         published, pooling = _opened(source)
         model = read_spec(*published.family(), published.config())
-        task = _published_task(published) if model.encoder else None
+        task = _published_task(published, model) if model.encoder else None
         heads = task_heads(published, pooling, model)
+        processor = read_processor(published.folder, model) or read_sound_processor(published.folder, model)
+        inputs = {} if processor is None else {INPUT: processor}
         if model.frontend.processor is not None:
-            processor = read_processor(published.folder, model) or read_sound_processor(published.folder, model)
-            return StartModel(model, None, None, heads, task, {} if processor is None else {INPUT: processor})
+            return StartModel(model, None, None, heads, task, inputs)
         tokenizer = TokenizerFile(path=str(published.tokenizer_folder))
         ends = named_ends(published.folder, published.config()) if model.encoder is None else ()
-        return StartModel(model, tokenizer, None, heads, task, ends=ends)
+        return StartModel(model, tokenizer, None, heads, task, inputs, ends)
     raise UserError(
         f"start: {source!r} is neither a trained run nor a published checkpoint: it holds no {WEIGHTS} and no {CONFIG}"
     )
@@ -171,10 +172,11 @@ def _opened(source: str) -> tuple[PublishedCheckpoint, SentencePooling | None]:
     return published, pooling or read_pooling(published.folder)
 
 
-def _published_task(published: PublishedCheckpoint) -> Task:
-    """Build the text-to-text task with the begin and end tokens that a published encoder–decoder uses."""
-    begin = beginning(published.folder, published.config())
-    return Translation(begin=pieces(published.folder, Tokenizer.load(published.tokenizer_folder), begin), framed=True)
+def _published_task(published: PublishedCheckpoint, model: Model) -> Task:
+    """Build the task that writes texts with the begin and end tokens that a published encoder–decoder uses."""
+    ids = beginning(published.folder, published.config())
+    begin = pieces(published.folder, Tokenizer.load(published.tokenizer_folder), ids)
+    return SpeechToText(begin=begin) if reads_sound(model) else Translation(begin=begin, framed=True)
 
 
 def _is_run(folder: Path) -> bool:

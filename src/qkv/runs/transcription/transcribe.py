@@ -122,10 +122,10 @@ class Transcriber:
         """Return whether a part has a window left; move on past windows without voice activity."""
         if not self.settings.guard:
             return part.next < part.end
-        active = windows.voice.next_active(part.next)
-        while part.next < part.end and part.next + self.size <= active:
+        loud = windows.voice.next_loud(part.next)
+        while part.next < part.end and part.next + self.size <= loud:
             part.next += self.size
-        return part.next < part.end and active < part.end
+        return part.next < part.end and loud < part.end
 
     def _frames(self, windows: SoundWindows, part: _Part) -> Tensor:
         """Return the frames (size, bins) of the next window of a part."""

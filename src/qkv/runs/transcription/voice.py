@@ -66,7 +66,8 @@ class Voice:
     """Voice activity of a sound by the level of its frames.
 
     levels (T): level of each frame in dB, relative to full scale. per_second: number of frames in a second. active (T):
-    True where the level is within 40 dB of the loudest speech, smoothed over time.
+    True where the level is within 40 dB of the loudest speech, smoothed over time, and near such places. loud (T): the
+    frames of that level in such places.
     """
 
     def __init__(self, levels: np.ndarray, per_second: float):
@@ -74,11 +75,20 @@ class Voice:
         least = max(_QUIETEST, float(np.quantile(levels, _LOUD)) - _RANGE)
         near, around = (max(1, round(seconds * per_second)) for seconds in (_SMOOTH, _AROUND))
         share = np.convolve(levels > least, np.full(near, 1 / near), "same")[: self.count]
-        self.active = np.convolve(share >= min(_SHARE, 3 / near), np.ones(2 * around + 1), "same")[: self.count] > 0
+        spoken = share >= min(_SHARE, 3 / near)
+        self.loud = spoken & (levels > least)
+        self.active = np.convolve(spoken, np.ones(2 * around + 1), "same")[: self.count] > 0
 
     def next_active(self, begin: int) -> int:
         """Return the first active frame from ``begin`` on; ``count`` if there is none."""
-        later = self.active[begin:]
+        return self._next(self.active, begin)
+
+    def next_loud(self, begin: int) -> int:
+        """Return the first loud frame from ``begin`` on; ``count`` if there is none."""
+        return self._next(self.loud, begin)
+
+    def _next(self, frames: np.ndarray, begin: int) -> int:
+        later = frames[begin:]
         return begin + int(later.argmax()) if later.any() else self.count
 
     def spans(self, size: int, guard: bool) -> list[tuple[int, int]]:
