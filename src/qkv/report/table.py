@@ -10,6 +10,8 @@ from qkv.report.figures import all_numbers, cell
 from qkv.report.markup import visible
 
 Rows = Sequence[Sequence[object]]
+_WORD = 24
+"""Longest word that a narrow column does not break."""
 
 
 def print_table(title: str, columns: Sequence[str], rows: Rows, stream: IO[str] | None = None) -> None:
@@ -66,8 +68,16 @@ def _print_rich(title: str, columns: Sequence[str], rows: Rows, stream: IO[str])
         show_edge=False,
         pad_edge=False,
     )
-    for name, right in zip(columns, _right(columns, rows), strict=True):
-        table.add_column(Text(visible(name)), justify="right" if right else "left", overflow="fold", header_style="dim")
-    for row in _texts(columns, rows):
+    texts = _texts(columns, rows)
+    for i, (name, right) in enumerate(zip(columns, _right(columns, rows), strict=True)):
+        words = [len(word) for row in texts for word in row[i].split()]
+        table.add_column(
+            Text(visible(name)),
+            justify="right" if right else "left",
+            overflow="fold",
+            header_style="dim",
+            min_width=min(_WORD, max(words, default=0)),
+        )
+    for row in texts:
         table.add_row(*(Text(text) for text in row))
     Console(file=stream, force_terminal=True).print(table)
