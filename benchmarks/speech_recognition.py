@@ -201,7 +201,7 @@ def pretrained(given: argparse.Namespace, clips: Sequence[Clip]) -> list[list[st
             recipe = classifier_recipe(tables, given, start.recipe.model.frontend, seed, begun)
             out = folder / f"{'start' if begun else 'none'}-{seed}"
             qkv.train(recipe, out, **quiet)
-            figures = qkv.evaluate(out, str(tables["test"]))
+            figures = qkv.evaluate(out, data=str(tables["test"]))
             errors.append(100 - figures["accuracy"])
         spread = f" ± {np.std(errors, ddof=1):.1f}" if len(errors) > 1 else ""
         sizes = f"{len(rows['tenth']):,}", f"{len(rows['test']):,}"

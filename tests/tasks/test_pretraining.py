@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from qkv.spec.heads import ContrastiveHead
 from qkv.spec.recipe import Recipe
 from qkv.system.errors import UserError
 from qkv.tasks.registry import build_task
-from qkv.tasks.sound.pretraining import other_places, span_mask
+from qkv.tasks.sound.pretraining import NEGATIVES, other_places, span_mask
 
 HEAD = {"kind": "contrastive", "groups": 2, "codes": 4, "code_width": 6, "features": 5}
 FRONTEND = {
@@ -99,6 +100,40 @@ def test_quantiser_joins_the_most_probable_codes_and_draws_them_in_training() ->
     assert latents.grad.abs().max() > 0  # straight through
 
 
+@torch.no_grad()
+def test_loss_is_that_of_loops(tmp_path: Path) -> None:
+    recipe = recipe_for(write_tunes(tmp_path, TEXTS))
+    task: Any = build_task(recipe.task, recipe.data)
+    dataset = task.open(recipe)
+    model = build(dataset.recipe.model.changed(init_std=0.3), 0).double().eval()
+    batch = next(iter(dataset.rows("validation")))
+    masked, frontend, head = MaskedSignal.of(batch.input).masked, model.frontend, model.head
+    assert masked is not None
+    outputs = model(batch.input)[0]
+    latents = frontend.feature_norm(frontend.features(batch.input))
+    total, chances = 0.0, []
+    places = [divmod(place, masked.shape[1]) for place in batch.targets.tolist()]
+    assert places == [tuple(place) for place in masked.nonzero().tolist()]
+    for (row, step), negatives in zip(places, batch.extras[NEGATIVES].tolist(), strict=True):
+        right = head.quantised(latents[row, step])
+        chances.append(right.chances)
+        terms = [math.exp(float(torch.cosine_similarity(outputs[row, step], right.vectors, 0)) / 0.1)]
+        for place in negatives:
+            other = divmod(place, masked.shape[1])
+            assert other[0] == row
+            assert other[1] != step
+            assert masked[other]
+            wrong = head.quantised(latents[other])
+            if not torch.equal(wrong.ids, right.ids):
+                terms.append(math.exp(float(torch.cosine_similarity(outputs[row, step], wrong.vectors, 0)) / 0.1))
+        total -= math.log(terms[0] / sum(terms))
+    mean = torch.stack(chances).mean(0)
+    perplexity = sum(math.exp(-sum(float(p) * math.log(float(p) + 1e-7) for p in group)) for group in mean)
+    expected = total + 0.1 * len(places) * (8 - perplexity) / 8
+    assert task.summed_loss(model, batch).item() == pytest.approx(expected, rel=1e-6)
+    assert batch.num_targets == len(places)
+
+
 def test_masked_positions_have_the_learned_vector(tmp_path: Path) -> None:
     recipe = recipe_for(write_tunes(tmp_path, TEXTS))
     task: Any = build_task(recipe.task, recipe.data)
@@ -117,13 +152,27 @@ def test_masked_positions_have_the_learned_vector(tmp_path: Path) -> None:
     assert not torch.equal(model(Signal(loud, signal.lengths))[0], model(whole)[0])
 
 
-def test_pretraining_tells_the_use_of_its_codes(tmp_path: Path) -> None:
+def test_a_pretrained_run_starts_a_transcriber(tmp_path: Path) -> None:
     path = write_tunes(tmp_path, TEXTS)
     quiet: dict[str, Any] = {"on_event": lambda event: None}
     run = qkv.train(recipe_for(path), tmp_path / "pretrained", **quiet)
     assert float(run.model.head.updates) == 3
     figures = next(iter(json.loads((tmp_path / "pretrained" / "evaluation.json").read_text())["splits"].values()))
     assert {"accuracy", "codes_in_use", "code_perplexity", "accuracy_of_chance"} <= figures["figures"].keys()
+    again = qkv.train(
+        str(path),
+        tmp_path / "transcriber",
+        ["training.steps=2", "training.validation.every=2", "training.optimizer.lr=1e-9"],
+        task="transcribe",
+        start=str(tmp_path / "pretrained"),
+        **quiet,
+    )
+    before, after = dict(run.model.named_parameters()), dict(again.model.named_parameters())
+    moved = [name for name in before if not name.startswith("head")]
+    assert moved
+    for name in moved:
+        torch.testing.assert_close(after[name], before[name], rtol=0, atol=1e-5)
+    assert qkv.predict(again, str(tmp_path / "0.wav"))[0].keys() >= {"answer", "confidence"}
 
 
 def test_other_front_ends_are_refused() -> None:

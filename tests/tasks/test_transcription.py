@@ -7,10 +7,12 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.tasks.sounds import RATE, tune, write_tunes
 
 import qkv
 from qkv.data.features.token_ngrams import TokenNgrams
@@ -21,8 +23,9 @@ from qkv.spec.heads import CTCHead
 from qkv.spec.recipe import Recipe
 from qkv.system.errors import UserError
 from qkv.tasks.dataset import ExampleDataset
-from qkv.tasks.metrics.speech_metrics import error_rates, normalised
+from qkv.tasks.metrics.speech_metrics import error_rates, normalised, token_error
 from qkv.tasks.registry import build_task
+from qkv.tasks.sound.language_scores import read_language_model, text_scores
 from qkv.tasks.sound.search import aligned, beam_search, greedy
 from qkv.tasks.sound.transcription import frames_needed
 
@@ -277,3 +280,38 @@ def test_alignment_is_the_most_probable_one(text: tuple[int, ...]) -> None:
             forced[place, np.arange(4) != token] = 1e-30  # the best alignment has these tokens there
         assert best_alignment(forced, text, BLANK) == pytest.approx(best_alignment(chances, text, BLANK))
     assert aligned(np.log(drawn(3)), (1, 1, 1), BLANK) == [0, 1, 2]
+
+
+def test_sounds_in_files_are_transcribed(tmp_path: Path) -> None:
+    path = write_tunes(tmp_path, TEXTS)
+    changes = ["training.steps=150", "training.validation.every=75", "model.width=32", "model.num_layers=1"]
+    run = qkv.train(str(path), tmp_path / "run", changes, task="transcribe", on_event=lambda event: None)
+    assert run.recipe.data.columns == {"sound": "file", "transcript": "text", "speaker": "speaker"}
+    sound = tune("abcb", 5)
+    answer = qkv.predict(run, [{"sound": (sound.samples, RATE)}])[0]["answer"]
+    assert qkv.transcribe(run, (sound.samples, RATE), guard=False).text == answer
+    assert token_error([list(map(ord, "abcb"))], [list(map(ord, answer))]) <= 50
+
+
+def test_a_language_model_of_a_run_orders_texts(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("ab\nabb\nba\n" * 60)
+    changes = ["training.steps=4", "training.minutes=null", "training.validation.every=4", "model.width=32"]
+    run = qkv.train(str(tmp_path / "text.txt"), tmp_path / "lm", changes, on_event=lambda event: None)
+    model = read_language_model(str(tmp_path / "lm"))
+    ids = run.tokenizer.encode("\nab\n")
+    logits = run.model.eval()(torch.tensor([ids]))[0][0].detach().double().log_softmax(-1)
+    expected = sum(float(logits[i, token]) for i, token in enumerate(ids[1:]))
+    assert text_scores(model, ["ab", "ba"])[0] == pytest.approx(expected, rel=1e-4)
+    assert text_scores(model, [""])[0] < 0
+    path = table(tmp_path, TEXTS)
+    search = {"beams": 3, "language_model": str(tmp_path / "lm"), "weight": 2.0}
+    task: Any = build_task(recipe_for(path, search=search).task, recipe_for(path).data)
+    vocabulary = task.open(recipe_for(path)).vocabulary
+    chances = np.log(drawn(4, 5, sharp=0.3))
+    best = task.search(chances, 4, vocabulary)
+    texts = beam_search(chances, 4, 3)
+    words = [vocabulary.target.decode(list(text.tokens)).strip() for text in texts]
+    totals = [text.score + 2 * score for text, score in zip(texts, text_scores(model, words), strict=True)]
+    assert best.tokens == texts[int(np.argmax(totals))].tokens
+    with pytest.raises(UserError, match=r"task\.search\.language_model: .* holds no trained run"):
+        read_language_model(str(tmp_path))

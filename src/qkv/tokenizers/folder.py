@@ -202,6 +202,8 @@ def _characters(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
             raise UserError(f"{folder / 'vocab.json'} holds the characters of several languages, and none is chosen")
     space = _content(settings.get("word_delimiter_token")) or "|"
     unknown = _content(settings.get("unk_token")) or "<unk>"
+    added = settings.get("added_tokens_decoder", {})
+    settings["added_tokens_decoder"] = {i: token for i, token in added.items() if _content(token) != space}
     characters = {" " if token == space else token: index for token, index in vocab.items()}
     core = tokenizers.Tokenizer(models.WordLevel(characters, unk_token=unknown))
     core.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
