@@ -129,7 +129,7 @@ def _reading(block: Block) -> Block:
 def config(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     encoder = spec.encoder
-    if encoder is None or any(len(block.branches) != 3 for block in spec.blocks):
+    if encoder is None or encoder.frontend.processor is not None or any(len(b.branches) != 3 for b in spec.blocks):
         return None
     alone = tuple(block.changed(branches=(block.branches[0], block.branches[2])) for block in spec.blocks)
     fields = {name: getattr(encoder, name) for name in ("frontend", "context_length", "num_layers", "blocks")}

@@ -153,7 +153,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 def _stacks(spec: Model) -> list[Model]:
     """Return encoder and decoder as models of Gemma 2; an empty list if they are not."""
     encoder = spec.encoder
-    if encoder is None or any(len(block.branches) != 3 for block in spec.layers):
+    if encoder is None or encoder.frontend.processor is not None or any(len(b.branches) != 3 for b in spec.layers):
         return []
     source = spec.changed(
         encoder=None,
