@@ -56,6 +56,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
             ("F1", "exact match"),
         ),
         Row("wnut17_tagger", "tagging of emerging entities, from scratch", ("F1",)),
+        Row("fsdd_digits", "classification of spoken digits", ("% accuracy",)),
         Row("etth1_patches", "forecasting ETTh1 by 96 steps, patches and DLinear", ("MSE", "MAE")),
         Row("ettm1_patches", "… ETTm1", ("MSE", "MAE")),
         Row("cora_nodes", "classification of papers in a citation graph", ("% accuracy",)),

@@ -79,6 +79,7 @@ def test_every_family_has_cases() -> None:
         "wav2vec2": "a weight is the product of two tensors: tests/interop/test_speech.py",
         "wavlm": "a weight is the product of two tensors: tests/interop/test_speech.py",
         "hubert": "a weight is the product of two tensors: tests/interop/test_speech.py",
+        "audio-spectrogram-transformer": "it reads frames as an image: tests/interop/test_spectrograms.py",
         "vit_mae": "its class leaves out random patches: tests/interop/test_images.py",
     }
     assert missing == elsewhere.keys()

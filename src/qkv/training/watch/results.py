@@ -41,6 +41,7 @@ _FROM_DATA = (
     *(("model", "head", name) for name in ("grid", "cell", "height", "width", "features")),
     *((*stack, "frontend", name) for stack in _STACKS for name in ("features", "covariates", "steps")),
     ("wide", "steps"),
+    ("wide", "count"),
     ("data", "columns"),
     ("data", "decimal"),
     ("data", "processor", "dates"),
