@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +72,8 @@ class ContrastivePretrainer(Head):
         ids = logits.argmax(-1)
         choice = F.one_hot(ids, self.part.codes).to(logits.dtype)
         if self.training:
-            choice = F.gumbel_softmax(logits, self.gumbel_temperature, hard=True)
+            temperature: Any = self.gumbel_temperature  # a tensor, so that no device is waited for
+            choice = F.gumbel_softmax(logits, temperature, hard=True)
             ids = choice.argmax(-1)
             self.updates += 1
         joined = torch.einsum("...gv,gvd->...gd", choice.to(self.codes.dtype), self.codes).flatten(-2)

@@ -28,7 +28,13 @@ from qkv.spec.register import implementation, implements
 from qkv.system.errors import UserError
 
 _Answering = (
-    spec.ClassificationHead | spec.LabelsHead | spec.RegressionHead | spec.TokenHead | spec.CRFHead | spec.SpanHead
+    spec.ClassificationHead
+    | spec.LabelsHead
+    | spec.RegressionHead
+    | spec.TokenHead
+    | spec.CRFHead
+    | spec.CTCHead
+    | spec.SpanHead
 )
 _NOWHERE = Context(torch.zeros(1, 1, dtype=torch.long))
 """Dummy context: norms of a head do not use positions."""

@@ -22,6 +22,7 @@ from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
+from qkv.models.heads.ctc import CTCTranscriber
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.data import NO_DATA, Data
@@ -118,15 +119,18 @@ class TranscriptionTask(ExampleTask):
         return collate
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        outputs = self.outputs(model, batch.input, tap)
-        return model.head.loss_within(outputs, model.frontend.lengths(batch.input), batch.targets)
+        head, outputs = model.head, self.outputs(model, batch.input, tap)
+        assert isinstance(head, CTCTranscriber)
+        return head.loss_within(outputs, model.frontend.lengths(batch.input), batch.targets)
 
     def observe(self, model: Transformer, batch: Batch) -> Observed:
         """Return the loss of a batch; outcomes: per row (token ids of the text, ids of the greedy transcription)."""
         outputs, lengths = self.outputs(model, batch.input), model.frontend.lengths(batch.input)
-        loss = model.head.loss_within(outputs, lengths, batch.targets)
+        head = model.head
+        assert isinstance(head, CTCTranscriber)
+        loss = head.loss_within(outputs, lengths, batch.targets)
         pairs = [
-            (truth[truth >= 0].tolist(), list(greedy(row, model.head.blank).tokens))
+            (truth[truth >= 0].tolist(), list(greedy(row, head.blank).tokens))
             for row, truth in zip(_chances(outputs, lengths), batch.targets.cpu(), strict=True)
         ]
         return Observed(loss, batch.num_targets, pairs)
