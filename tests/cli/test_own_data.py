@@ -81,7 +81,8 @@ def stars(tables: Path) -> Path:
 
 
 def test_every_verb_is_tried() -> None:
-    assert CASES.keys() == VERBS.keys() - {"forecast", "edges", "chat", "prefer"}  # which have tests of their own
+    own = {"forecast", "edges", "chat", "prefer", "compress", "speak"}  # which have tests of their own
+    assert CASES.keys() == VERBS.keys() - own
 
 
 @pytest.mark.parametrize("verb", CASES)

@@ -157,7 +157,7 @@ def test_the_page_is_named_after_the_data(qkv: Call, chats: Path, start: Path) -
 
 
 def test_a_page_has_the_name_of_a_page(qkv: Call, chats: Path, start: Path, tmp_path: Path) -> None:
-    words = "--out: 'page.png' given, but it is an HTML page; name a file that ends in .html"
+    words = "--out: 'page.png' given, but an HTML page is written; name a file that ends in .html"
     lines = [("show", chats, "--from", start), ("inspect", start, "a"), ("explain", start, "a"), ("particles",)]
     for line in (*lines, ("subleq", "add")):
         said = qkv(*line, "--out", "page.png")

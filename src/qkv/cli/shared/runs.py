@@ -86,9 +86,10 @@ def output_file(option: str, path: Path, *sources: str | Path | None) -> Path:
 
 def page_file(option: str, path: Path, *sources: str | Path | None) -> Path:
     """Return ``path`` if an HTML page can be written there, see ``output_file``. Raises ``UserError``."""
+    output_file(option, path, *sources)
     if path.suffix.lower() not in PAGES:
-        raise UserError(f"{option}: {str(path)!r} given, but it is an HTML page; name a file that ends in .html")
-    return output_file(option, path, *sources)
+        raise UserError(f"{option}: {str(path)!r} given, but an HTML page is written; name a file that ends in .html")
+    return path
 
 
 def _runs_in(folder: Path) -> list[str]:
