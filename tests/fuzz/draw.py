@@ -165,11 +165,17 @@ def _positions(chance: random.Random, width: int) -> Positions:
     return found  # type: ignore[return-value]
 
 
+OF_OTHER_SIGNALS = ("contrastive", "speech_codes", "wave_decoder")
+"""Heads that read what only their own front ends have, such as latent vectors of sounds."""
+
+
 def _head(chance: random.Random) -> Head:
     def drawn() -> Head:
         kind = _kind(chance, Head, 2)
-        data = fields(chance, kind)
-        return kind.parse(data | ({"num_classes": chance.randint(1, 5)} if "num_classes" in kind.model_fields else {}))  # type: ignore[return-value]
+        while kind.kind in OF_OTHER_SIGNALS:
+            kind = _kind(chance, Head, 2)
+        sizes = {"num_classes": chance.randint(1, 5), "blank": 0}
+        return kind.parse(fields(chance, kind) | {name: n for name, n in sizes.items() if name in kind.model_fields})  # type: ignore[return-value]
 
     return _until(drawn, lambda _: True, "a head")
 

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 from tests.cli.tables import write_tables
 from tests.tasks.clips import clips
 from tests.tasks.nodes import write
@@ -51,6 +52,7 @@ SOURCES: dict[str, tuple[str, dict[str, str]]] = {
     "cora": ("rings.npz", {}),
     "fashion-mnist": ("pictures", {}),
     "moving-garments": ("clips", {}),
+    "fsdd": ("tones", {}),
 }
 """File that takes the place of a data set, and its columns."""
 VERBS: dict[str, tuple[str, ...]] = {
@@ -127,6 +129,7 @@ def write_data(folder: Path) -> dict[str, str]:
     write_tables(folder)
     write(folder)
     pictures(folder / "pictures", 40)
+    write_tones(folder / "tones")
     if not (folder / "clips").exists():
         clips(folder / "clips")
     hours = (datetime(2024, 1, 1) + timedelta(hours=i) for i in range(1500))
@@ -135,6 +138,18 @@ def write_data(folder: Path) -> dict[str, str]:
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir()) if path.is_file()
     }
+
+
+def write_tones(folder: Path) -> None:
+    """Write short tones of two pitches, in subfolders of their names."""
+    from qkv.data.records.sounds.cells import Sound
+    from qkv.data.records.sounds.sound_files import sound_bytes
+
+    for name, pitch in (("low", 0.2), ("high", 1.2)):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(20):
+            samples = (np.sin(np.arange(1500 + 40 * i) * (pitch + 0.01 * i)) / 2).astype(np.float32)
+            (folder / name / f"{i}.wav").write_bytes(sound_bytes(Sound(samples, 8000)))
 
 
 @contextlib.contextmanager

@@ -80,4 +80,5 @@ def test_a_name_alone_is_found_in_every_family_that_has_it() -> None:
 
 @pytest.mark.parametrize(("family", "architecture"), EVERY, ids=[architecture for _, architecture in EVERY])
 def test_every_family_can_be_sketched(family: Family, architecture: str) -> None:
-    assert len(sketch(family, architecture, 3).spec.layers) >= 1
+    spec = sketch(family, architecture, 3).spec
+    assert len(spec.layers) >= 1 or spec.head.kind == "wave_decoder"  # codecs have convolutions alone

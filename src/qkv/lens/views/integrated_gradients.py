@@ -196,7 +196,7 @@ def _cast(signal: Signal | Tensor, kind: torch.dtype) -> Signal:
     """Return the signal with floating-point values as ``kind``."""
     signal = Signal.of(signal)
     values = {field.name: getattr(signal, field.name) for field in fields(signal) if field.name != "inputs"}
-    cast = {name: v.to(kind) for name, v in values.items() if v is not None and v.is_floating_point()}
+    cast = {name: v.to(kind) for name, v in values.items() if isinstance(v, Tensor) and v.is_floating_point()}
     inputs = signal.inputs and {name: _cast(each, kind) for name, each in signal.inputs.items()}
     return replace(signal, inputs=inputs, **cast)
 
