@@ -287,7 +287,7 @@ PLACES = {
     memory_layer.MemoryLayer: 3,
     frontends.Text: 6,  # the default of a model, too, and the base of three others
     images.Images: 3,  # a setting of patches that are generated, too
-    images.Patches: 2,
+    images.Patches: 3,  # patches of sound are those of an image
     parts.BatchNorm: 3,
     parts.Scaled: 3,
     parts.LearnedSinusoidal: 3,
