@@ -31,7 +31,7 @@ from qkv.data.records.sounds.sound_files import Sound, read_sound, sound_bytes
 from qkv.report.table import print_table
 from qkv.spec.recipe import Recipe
 from qkv.spec.recipes.sound_tasks import TextSearch
-from side_by_side import parser, say_where, write_table
+from side_by_side import parser, say_where, with_rows_of, write_table
 
 PARTS = ("digits", "sentences", "pretraining")
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -50,7 +50,16 @@ HEARD = (
     "en-gb-x-rp+m4",
 )
 UNHEARD = ("en-us+m7", "en-gb+f2", "en-us+f4", "en-gb-x-gbclan+m2")
-PAGE = Path(__file__).parent / "results" / "speech_recognition.md"
+FILE = Path(__file__).parent / "results" / "speech_recognition.md"
+PAGE = """# Recognition of speech
+
+Transcription by CTC with the default recipe of `qkv train transcribe`; see `benchmarks/speech_recognition.py`. The word
+error is over all words of the test rows; `substituted`, `inserted` and `left out` are its parts, in per cent of these
+words. Of the rows with pretraining it is the share of digits that are not recognised.
+
+<!-- table speech recognition: benchmarks/speech_recognition.py -->
+<!-- end of table speech recognition -->
+"""
 TABLE = "speech recognition: benchmarks/speech_recognition.py"
 COLUMNS = [
     "data",
@@ -76,7 +85,7 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--seeds", type=int, default=3, help="seeds of the comparison with pretraining, from 1")
     options.add_argument("--minutes", type=float, default=5.0, help="time budget of a run")
     options.add_argument("--out", type=Path, default=Path("speech"), help="folder of the sounds and runs")
-    options.add_argument("--write", action="store_true", help=f"write the table into {PAGE.name}")
+    options.add_argument("--write", action="store_true", help=f"write the table into {FILE.name}")
     given = options.parse_args()
     if given.smoke:
         given.rows, given.seeds, given.digits = 24, 1, None
@@ -291,7 +300,9 @@ def main() -> None:
         rows += pretrained(given, clips)
     print_table("recognition of speech", COLUMNS, rows)
     if given.write:
-        write_table(PAGE, TABLE, COLUMNS, rows)
+        if not FILE.exists():
+            FILE.write_text(PAGE, encoding="utf-8")
+        write_table(FILE, TABLE, COLUMNS, with_rows_of(FILE, TABLE, rows, 2))
 
 
 if __name__ == "__main__":
