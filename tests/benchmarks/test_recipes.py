@@ -16,6 +16,7 @@ import torch
 from tests.tasks import nodes
 from tests.tasks.clips import clips
 from tests.tasks.pictures import pictures
+from tests.tasks.sound.tones import write_tones
 
 import qkv
 from qkv.cli.main import main
@@ -39,10 +40,12 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def tiny_table(recipe: qkv.Recipe, folder: Path) -> Path:
-    """A table of 60 rows that fits the task, a small graph, or a folder of images or clips."""
+    """A table of 60 rows that fits the task, a small graph, or a folder of images, clips or sounds."""
     kind, processor = recipe.task.kind, recipe.data.processor
     if processor is not None and processor.kind in ("images", "image_codes", "image_patches"):
         return pictures(folder / "pictures", 30)
+    if processor is not None and processor.of_sounds:
+        return write_tones(folder / "tones")
     if processor is not None and processor.kind == "video":
         return clips(folder / "clips", 30)
     if kind == "node_classification":
@@ -90,6 +93,7 @@ SIZES: dict[str, dict[str, int]] = {
     "patches": {"height": 28, "width": 28, "channels": 1},
     "image_codes": {"vocab_size": 266},
     "image_patches": {"features": 16, "starts": 10},
+    "mel_convolutions": {"bins": 80},
     "tubelets": {"frames": 8, "height": 32, "width": 32, "channels": 1},
     "series_patches": {"features": 7, "covariates": 0, "steps": 336},
 }

@@ -173,6 +173,8 @@ def test_every_head_is_drawn() -> None:
 
 
 SIZES: dict[str, dict[str, Any]] = {
+    "ctc": {"num_classes": 3, "blank": 0},
+    "contrastive": {"latent_width": 8, "codes": 5},
     "codebook": {"codes": 512, "grid": (4, 6), "cell": 2, "height": 8, "width": 12, "channels": 1, "upsampling": (8,)},
     "mixture": {"features": 5},
     "speech_codes": {"codebooks": 2, "codes": 9},

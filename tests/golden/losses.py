@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-import numpy as np
 from tests.cli.tables import write_tables
 from tests.tasks.clips import clips
 from tests.tasks.nodes import write
 from tests.tasks.pictures import pictures
+from tests.tasks.sound.tones import write_tones
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT, PAIRS, START, SERIES = "text.txt", "a.txt | b.txt", "wikitext2_mlm", "series.csv"
@@ -138,18 +138,6 @@ def write_data(folder: Path) -> dict[str, str]:
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir()) if path.is_file()
     }
-
-
-def write_tones(folder: Path) -> None:
-    """Write short tones of two pitches, in subfolders of their names."""
-    from qkv.data.records.sounds.cells import Sound
-    from qkv.data.records.sounds.sound_files import sound_bytes
-
-    for name, pitch in (("low", 0.2), ("high", 1.2)):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        for i in range(20):
-            samples = (np.sin(np.arange(1500 + 40 * i) * (pitch + 0.01 * i)) / 2).astype(np.float32)
-            (folder / name / f"{i}.wav").write_bytes(sound_bytes(Sound(samples, 8000)))
 
 
 @contextlib.contextmanager

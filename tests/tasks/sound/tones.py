@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 import qkv
+from qkv.data.records.sounds.cells import Sound
+from qkv.data.records.sounds.sound_files import sound_bytes
 from qkv.spec.recipe import Recipe
 
 RATE = 2000
@@ -52,3 +54,13 @@ def recipe(**head: Any) -> dict[str, Any]:
             "checkpoints": {"every": 6},
         },
     }
+
+
+def write_tones(folder: Path) -> Path:
+    """Write short tones of two pitches, in subfolders of their names; return the folder."""
+    for name, pitch in (("low", 0.2), ("high", 1.2)):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(20):
+            samples = (np.sin(np.arange(1500 + 40 * i) * (pitch + 0.01 * i)) / 2).astype(np.float32)
+            (folder / name / f"{i}.wav").write_bytes(sound_bytes(Sound(samples, 8000)))
+    return folder

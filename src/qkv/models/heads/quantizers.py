@@ -39,16 +39,16 @@ class Quantizer(Declared):
     def initialise(self) -> None:
         """Initialise the codes."""
 
-    def num_drawn(self) -> int:
-        """Return the number of codebooks of this batch: in training, a random one with the part's probability."""
+    def num_drawn(self, z: Tensor) -> int:
+        """Return the number of codebooks of the batch z: in training, a random one with the part's probability."""
         count = self.part.codebooks
-        if not self.training or count == 1 or torch.rand(()).item() >= self.part.dropout:
+        if not self.training or z.is_meta or count == 1 or torch.rand(()).item() >= self.part.dropout:
             return count
         return int(torch.randint(1, count + 1, ()).item())
 
     def forward(self, z: Tensor, codebooks: int | None = None) -> Coded:
         """Quantise z with the first ``codebooks`` codebooks; by default with all, in training with a random number."""
-        return self.coded(at_least_single(z), codebooks or self.num_drawn())
+        return self.coded(at_least_single(z), codebooks or self.num_drawn(z))
 
     @abstractmethod
     def coded(self, z: Tensor, codebooks: int) -> Coded:
