@@ -47,7 +47,10 @@ class SpeechTokens:
     marks: tuple[int, ...] = ()
 
     def forced(self, language: str | None, task: str, timed: bool) -> tuple[int, ...]:
-        """Return the ids after ``start`` that fix language, task and timestamps. Raises ``UserError``."""
+        """Return the ids that follow ``start`` in every transcript: of the language, the task and the timestamps.
+
+        Raises ``UserError`` for a language or a task that the model lacks.
+        """
         ids = list(self.marks)
         if self.languages:
             assert language is not None
@@ -109,7 +112,7 @@ def _one(values: Config, key: str, special: Mapping[str, int], text: str) -> int
 
 
 def _by_name(values: Config, key: str) -> dict[str, int]:
-    """Return ids by code or name; the keys of the file are tokens, such as ``<|en|>``, or names."""
+    """Read the table ``key`` of ids; return them by name. A token such as ``<|en|>`` has the name ``en``."""
     table: Mapping[str, Any] = values.table(key).values
     return {name.strip("<|>"): int(index) for name, index in table.items()}
 
