@@ -169,16 +169,16 @@ class Transformer(Stack):
     """
 
     def __init__(self, spec: Model):
-        super().__init__(spec, spec.width, memory_width=spec.latent_width)
+        super().__init__(spec, spec.width, memory_width=spec.memory_width)
         self.spec = spec
         table = self.frontend.table
-        self.encoder = Encoder(spec.encoder, spec.width, table) if spec.encoder else None
+        self.encoder = Encoder(spec.encoder, spec.memory_width, table) if spec.encoder else None
         self.latents = (
             Latents(spec.latents, spec.latent_width, spec.frontend_width(spec.width)) if spec.latents else None
         )
         self.segmentation = build_segmentation(spec.segmentation, spec.width) if spec.segmentation else None
         self.queries = Queries(spec.queries, spec.width, spec.context_length) if spec.queries else None
-        self.head = build_head(spec.head, spec.leaving(spec.width), table)
+        self.head = build_head(spec.head.beside(spec.memory_width), spec.leaving(spec.width), table)
         self.reads_prefix = spec.reads_prefix
         self.tap: Tap | None = None
         """Tap of every call inside of ``tapped``; None outside."""
@@ -348,7 +348,7 @@ class Transformer(Stack):
         """
         signal = Signal.of(signal)
         x, context, state = self._read(signal, state, tap, memory)
-        out = self.head.of_graph(x, context.lengths if self.spec.num_outputs is None else None, context.graph)
+        out = self.head.of_rows(x, context.lengths if self.spec.num_outputs is None else None, context)
         return self.offer(context.tap, "head.output", out), state
 
     def features(
@@ -449,7 +449,7 @@ class Transformer(Stack):
             path = dotted(("model", *self.spec.first_branch(lambda branch: branch is read[missing].spec)))
             name = "an encoder's output" if missing == MEMORY else f"the memory {missing!r}"
             raise UserError(f"{path}: this branch reads {name}; encode the source and pass the result as memory")
-        if any(name not in read for name in by_name):
+        if any(name not in read and not self.spec.head.reads_memory for name in by_name):
             raise UserError(_NOT_READ)
         return by_name
 

@@ -113,6 +113,27 @@ def _pictures(page: Page, section: Section) -> None:
     page.drawing(tag("div", *figures, class_="pictures"))
 
 
+def _retrieval(page: Page, section: Section) -> None:
+    """Append ``queries``, each with its best ``candidates`` in order, right ones marked.
+
+    Both have a ``caption`` and, if not None, a ``source`` (data URI of a picture) or a ``sound`` (data URI);
+    candidates also have ``score`` and ``right``.
+    """
+    for query in section["queries"]:
+        found = [
+            _looks(each, f"{each['score']:.2f} {each['caption']}", "right" if each["right"] else None)
+            for each in query["candidates"]
+        ]
+        page.drawing(tag("div", _looks(query, query["caption"], "query"), *found, class_="pictures retrieval"))
+
+
+def _looks(value: Mapping[str, Any], caption: str, class_: str | None) -> Markup:
+    """Build the figure of a value: its picture or player, if it has one, and a caption."""
+    drawn = value.get("source") and tag("img", src=value["source"], alt=value["caption"])
+    player = value.get("sound") and tag("audio", controls=True, preload="none", src=value["sound"])
+    return tag("figure", drawn, player, tag("figcaption", caption), class_=class_)
+
+
 def _sounds(page: Page, section: Section) -> None:
     """Append ``sounds`` with players in rows of ``columns``, each with ``source`` (a data URI) and ``caption``."""
     figures = [
@@ -224,6 +245,7 @@ DRAWN: dict[str, Callable[[Page, Section], None]] = {
     "confusion": _confusion,
     "examples": _examples,
     "pictures": _pictures,
+    "retrieval": _retrieval,
     "tagged": _tagged,
     "alignment": _alignment,
     "curves": _curves,
@@ -233,5 +255,6 @@ DRAWN: dict[str, Callable[[Page, Section], None]] = {
     "reliability": _reliability,
     "effects": _effects,
     "points": _points,
+    "retrieval": _retrieval,
     "sounds": _sounds,
 }

@@ -36,6 +36,8 @@ class Head(Part, slot=True):
     """True if its loss is a sum over targets, each of which can have a weight and a smoothed label."""
     writes_text: ClassVar[bool] = False
     """True if its classes are the tokens of the target's tokenizer."""
+    reads_memory: ClassVar[bool] = False
+    """True if it reads the output of the encoder, besides that of the blocks."""
 
     @property
     def serves(self) -> str:
@@ -74,6 +76,10 @@ class Head(Part, slot=True):
 
         Raises ``SpecError`` if the spec's sizes differ.
         """
+        return self
+
+    def beside(self, memory_width: int) -> Self:
+        """Return a copy for an encoder whose vectors have ``memory_width`` features."""
         return self
 
 
@@ -443,6 +449,37 @@ class ContrastiveHead(Head, kind="contrastive"):
             sentence = f"{self.code_width} features cannot be divided among {self.groups} groups"
             return [Problem(("code_width",), f"{sentence}; give a multiple")]
         return []
+
+
+class MatchingHead(Pooled, kind="matching"):
+    """Vectors of two inputs in one space, for matching them (CLIP, Radford et al. 2021; SigLIP, Zhai et al. 2023).
+
+    a = W x + b of the pooled vectors x of the blocks, c = W_s x_s + b_s of those of the encoder, both divided by their
+    norms; the score of a pair is s a·c + z with the learned scale s = exp(``scale``) ≤ 100 and offset z.
+    """
+
+    reads_memory = True
+    features: int = Field(default=128, gt=0, le=WIDEST, description="features P of the common space")
+    source_pooling: Annotated[PoolingName | tuple[PoolingName, ...], BeforeValidator(_check_poolings)] = Field(
+        default="mean", description="pooling of the encoder's vectors"
+    )
+    bias: bool = Field(default=False, description="learn b and b_s")
+    objective: Literal["softmax", "sigmoid"] = Field(
+        default="softmax",
+        description="softmax: cross-entropy over the rows of a batch, both ways (CLIP), z = 0; sigmoid: binary "
+        "cross-entropy of each pair (SigLIP)",
+    )
+    source_width: int | None = Field(
+        default=None, gt=0, le=WIDEST, description="features of the encoder's vectors; default: the model's width"
+    )
+
+    @property
+    def source_poolings(self) -> tuple[PoolingName, ...]:
+        """Names of the poolings of the encoder's vectors."""
+        return (self.source_pooling,) if isinstance(self.source_pooling, str) else self.source_pooling
+
+    def beside(self, memory_width: int) -> Self:
+        return self.changed(source_width=memory_width)
 
 
 class MixtureHead(OfImages, kind="mixture"):

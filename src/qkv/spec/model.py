@@ -112,8 +112,10 @@ _READING_BLOCK = Block(branches=(CrossAttention(), FeedForward()))
 
 
 class Encoder(Stack):
-    """Encoder of an encoder–decoder, of the model's width; the decoder's cross-attention reads its output."""
+    """Encoder of an encoder–decoder, whose output the decoder's cross-attention reads, or of a second input (matching).
+    """
 
+    width: int | None = Field(default=None, gt=0, le=WIDEST, description="width of the encoder; default: the model's")
     blocks: Seq[Block] = Field(default=(_ENCODER_BLOCK,), min_length=1)
     memory: Literal["last", "layers"] = Field(
         default="last",
@@ -268,6 +270,11 @@ class Model(Stack, WithWidth):
         return (self.latents and self.latents.width) or self.width
 
     @property
+    def memory_width(self) -> int:
+        """Width of the vectors that cross-attention reads: of the latents, or of the encoder."""
+        return self.latent_width if self.encoder is None else self.encoder.width or self.width
+
+    @property
     def num_outputs(self) -> int | None:
         """Fixed number of vectors per row that the head reads; None: one per position."""
         if self.latents and not self.blocks:
@@ -357,7 +364,7 @@ class Model(Stack, WithWidth):
 
     def _tied_problems(self) -> list[Problem]:
         """Return the errors if the head or the encoder shares the token embedding table; empty if none."""
-        problems, size = list[Problem](), self._table_width(self)
+        problems, size = list[Problem](), self._table_width(self, self.width)
         if not self.frontend.reads_tokens and self.head.predicts_tokens:
             sentence = (
                 f"a language model predicts tokens, but the front end {self.frontend.kind!r} reads none; "
@@ -372,7 +379,7 @@ class Model(Stack, WithWidth):
             problems.append(Problem(("head", "tied"), sentence))
         if not self.encoder or not self.encoder.share_embedding:
             return problems
-        path, other = ("encoder", "share_embedding"), self._table_width(self.encoder)
+        path, other = ("encoder", "share_embedding"), self._table_width(self.encoder, self.memory_width)
         if size != other:
             problems.append(
                 Problem(
@@ -389,9 +396,9 @@ class Model(Stack, WithWidth):
             )
         return problems
 
-    def _table_width(self, stack: Stack) -> int | None:
+    def _table_width(self, stack: Stack, width: int) -> int | None:
         """Return the width of the token embeddings of ``stack``; None if it reads no tokens."""
-        return stack.frontend.table_width(self.width)
+        return stack.frontend.table_width(width)
 
     def _stream_problems(self) -> list[Problem]:
         problems: list[Problem] = []
@@ -424,8 +431,8 @@ class Model(Stack, WithWidth):
         if encoder is None:
             sentence = "this branch reads an encoder's output, but the model has no encoder; give model.encoder"
             return [Problem(reader, sentence)] if reader else []
-        problems = [p.under("encoder") for p in encoder.stack_problems(self.width)]
-        if not reader:
+        problems = [p.under("encoder") for p in encoder.stack_problems(self.memory_width)]
+        if not reader and not self.head.reads_memory:
             problems.append(
                 Problem(
                     ("encoder",),

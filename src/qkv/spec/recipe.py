@@ -125,6 +125,8 @@ class Recipe(Spec):
     def _processor_problems(self) -> list[Problem]:
         """Return the errors if the front end, or that of the encoder, does not read the kind of signal of the data."""
         processor, stack = self.data.processor, self.model.encoder or self.model
+        if self.task.separates_inputs:
+            return self._separate_problems()
         if self.data.inputs or stack.frontend.inputs_read:
             return self._input_problems()
         needed = stack.frontend.processor
@@ -145,6 +147,28 @@ class Recipe(Spec):
         kinds = ", ".join(kind for kind, each in Frontend.kinds().items() if each.processor is type(processor))
         sentence = f"the front end {stack.frontend.kind!r} does not read {processor.kind}; use one of {kinds}"
         return [Problem(("model", *(("encoder",) if self.model.encoder else ()), "frontend"), sentence)]
+
+    def _separate_problems(self) -> list[Problem]:
+        """Return the errors if the stacks of two inputs do not match the inputs of the data."""
+        if len(self.data.inputs) != 2:
+            sentence = f"the task {self.task.kind!r} reads two inputs, not {len(self.data.inputs)}; name both"
+            return [Problem(("data", "inputs"), sentence)]
+        if self.start.checkpoint is not None or self.model.encoder is None:
+            return []  # the front ends are those of the start; a missing encoder is reported by the task
+        problems, stacks = list[Problem](), (self.model.encoder, self.model)
+        for path, stack, name in zip((("encoder",), ()), stacks, self.data.inputs, strict=True):
+            processor, needed = self.data.processors.get(name), stack.frontend.processor
+            if (processor is None) == (needed is None) and isinstance(processor, needed or object):
+                continue
+            kind = "text" if processor is None else processor.kind
+            kinds = (
+                "text"
+                if processor is None
+                else ", ".join(kind for kind, each in Frontend.kinds().items() if each.processor is type(processor))
+            )
+            sentence = f"the front end {stack.frontend.kind!r} does not read {name!r}, which is {kind}; use one of {kinds}"
+            problems.append(Problem(("model", *path, "frontend"), sentence))
+        return problems
 
     def _input_problems(self) -> list[Problem]:
         """Return the errors if the front ends of several inputs do not match the inputs of the data."""

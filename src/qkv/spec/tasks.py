@@ -10,6 +10,7 @@ from qkv.spec.base import Part, Seq
 from qkv.spec.errors import Problem
 from qkv.spec.model import Model
 from qkv.spec.recipes.chat_tasks import Chat as Chat
+from qkv.spec.recipes.multimodal_tasks import Matching as Matching
 from qkv.spec.recipes.preference_tasks import Preference as Preference
 from qkv.spec.recipes.signal_tasks import Autoencoding as Autoencoding
 from qkv.spec.recipes.signal_tasks import EdgePrediction as EdgePrediction

@@ -17,7 +17,9 @@ from qkv.data.corpora.corpus import TRAIN, VALIDATION, Corpus
 from qkv.data.records.model import Records
 from qkv.data.vocabulary import Vocabulary
 from qkv.spec.errors import Problem, SpecError
+from qkv.spec.frontends import Frontend
 from qkv.spec.model import Model
+from qkv.spec.processors import INPUT
 from qkv.spec.recipe import Recipe
 from qkv.system.errors import UserError, nearest
 
@@ -294,7 +296,8 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
 
     Raises ``SpecError`` if a size that the recipe sets is too small.
     """
-    model, processor = _with_processor(recipe.model, vocabulary), vocabulary.processor
+    fitted = _with_both if recipe.task.separates_inputs else _with_processor
+    model, processor = fitted(recipe, vocabulary), vocabulary.processor
     wide = recipe.wide if recipe.wide is None or processor is None else recipe.wide.of_processor(processor)
     if model.frontend.reads_tokens and (vocabulary.has_text or model.frontend.inputs_read):
         size = vocabulary.target.vocab_size if vocabulary.has_text else 1
@@ -311,11 +314,29 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
     return recipe.changed(model=_with_classes(model, vocabulary), wide=wide)
 
 
-def _with_processor(model: Model, vocabulary: Vocabulary) -> Model:
-    """Return a copy of ``model`` adapted to the run's processors.
+def _with_both(recipe: Recipe, vocabulary: Vocabulary) -> Model:
+    """Return the model with each of its two front ends adapted to the processor of its input, if that is not text."""
+    model, (first, second) = recipe.model, recipe.data.inputs
+    assert model.encoder is not None
+    encoder = model.encoder.changed(frontend=_fitted(model.encoder.frontend, vocabulary, first, ("model", "encoder")))
+    return model.changed(encoder=encoder, frontend=_fitted(model.frontend, vocabulary, second, ("model",)))
+
+
+def _fitted(frontend: Frontend, vocabulary: Vocabulary, name: str, path: tuple[str, ...]) -> Frontend:
+    """Return the front end, at ``path``, adapted to the processor of the input ``name``. Raises ``SpecError``."""
+    own = {INPUT: vocabulary.processors[name]} if name in vocabulary.processors else {}
+    try:
+        return frontend.of_processors(own)
+    except SpecError as error:
+        raise SpecError([problem.under(*path, "frontend") for problem in error.problems]) from None
+
+
+def _with_processor(recipe: Recipe, vocabulary: Vocabulary) -> Model:
+    """Return a copy of the model adapted to the run's processors.
 
     Adapted is the front end of the encoder; without an encoder, the model's front end and head.
     """
+    model = recipe.model
     stack, path = (model.encoder, ("model", "encoder")) if model.encoder else (model, ("model",))
     try:
         fitted = stack.frontend.of_processors(vocabulary.processors)

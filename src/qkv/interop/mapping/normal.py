@@ -22,7 +22,7 @@ def normal(spec: Model) -> Model:
     if segmentation is not None:
         width = segmentation.inner_width(spec.width)
         segmentation = segmentation.with_inner(lambda inner: _layered(inner, width))
-    encoder = _stack(spec.encoder, spec.width) if spec.encoder else None
+    encoder = _stack(spec.encoder, spec.memory_width) if spec.encoder else None
     return plain.changed(encoder=encoder, latents=latents, segmentation=segmentation, init_std=0.02)
 
 

@@ -96,7 +96,7 @@ def stream_vectors(
 def answer(model: Transformer, x: Tensor, context: Context) -> Tensor:
     """Return the model's output for the vectors x (B, N, D) before its final norm."""
     lengths = context.lengths if model.spec.num_outputs is None else None
-    return model.head.of_graph(model.norm(x, context), lengths, context.graph)
+    return model.head.of_rows(model.norm(x, context), lengths, context)
 
 
 def _patterns(model: Transformer, stack: Literal["model", "encoder"]) -> list[str]:

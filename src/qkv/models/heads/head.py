@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.layers.context import Context
-from qkv.layers.graph import Graph
 from qkv.layers.layout import ROWS, WHOLE, Declared, Layouts
 from qkv.layers.linear.linear import Linear
 from qkv.layers.linear.quantized import matrix_of
@@ -64,8 +63,8 @@ class Head(Declared):
         """Return the loss, summed over targets; by default ``cross_entropy`` over the last axis of the outputs."""
         return cross_entropy(outputs.flatten(0, -2), targets.flatten(), smoothing)
 
-    def of_graph(self, x: Tensor, lengths: Tensor | None, graph: Graph | None) -> Tensor:
-        """Compute outputs from vectors x (B, N, D) of the nodes of ``graph``; by default, call ``forward``."""
+    def of_rows(self, x: Tensor, lengths: Tensor | None, context: Context) -> Tensor:
+        """Compute outputs from vectors x (B, N, D) and their context; by default, call ``forward``."""
         return self(x, lengths)
 
     def shaped(self, outputs: Tensor) -> Tensor:
@@ -339,7 +338,8 @@ class EdgeScorer(Head):
         h = self._mapped(x)
         return self._scores(h, h)
 
-    def of_graph(self, x: Tensor, lengths: Tensor | None, graph: Graph | None) -> Tensor:
+    def of_rows(self, x: Tensor, lengths: Tensor | None, context: Context) -> Tensor:
+        graph = context.graph
         if graph is None or graph.pairs is None:
             return self(x, lengths)
         h = self._mapped(x).flatten(0, 1)

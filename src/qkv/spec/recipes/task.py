@@ -27,6 +27,8 @@ class Task(Part, slot=True):
     """True if the input may be a signal other than text, such as images."""
     joins_inputs: ClassVar[bool] = False
     """True if it may read several named inputs."""
+    separates_inputs: ClassVar[bool] = False
+    """True if it reads two named inputs, each with a stack of its own: the encoder the first, the blocks the second."""
     reads_words: ClassVar[bool] = False
     """True if the front end may read words instead of tokens."""
     sized_by_tokenizer: ClassVar[bool] = False

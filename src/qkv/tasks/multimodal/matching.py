@@ -1,0 +1,190 @@
+"""Matching of two inputs, such as images and texts, in one space of vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.batching.batch import INPUT, SOURCE, Batch
+from qkv.data.records.model import Records
+from qkv.data.records.values import Unusable
+from qkv.data.vocabulary import Vocabulary
+from qkv.layers.tap import Tap
+from qkv.models.evaluating import evaluating
+from qkv.models.heads.matching import Matcher
+from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
+from qkv.spec.data import NO_DATA, Data
+from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
+from qkv.spec.tasks import Matching
+from qkv.system.errors import UserError
+from qkv.tasks.dataset import Dataset, Example, ExampleDataset, Scale
+from qkv.tasks.example_task import ExampleTask, Reader, Rows, column, encode_rows, fit_processors, framed_by, trained
+from qkv.tasks.inputs import input_roles
+from qkv.tasks.metrics.retrieval_metrics import both_ways
+from qkv.tasks.multimodal.baseline import matching_baselines
+from qkv.tasks.multimodal.sides import Side, SidePair, Sides, sides_of
+from qkv.tasks.task import Evaluation, Observed, Totals
+
+_AT_ONCE = 64
+_SHOWN, _CANDIDATES, _OFFERED = 8, 5, 200
+"""Numbers of queries in the report, of best candidates of each, and of rows that are candidates."""
+
+
+@implements(Matching)
+class MatchingTask(ExampleTask):
+    """Matching of the two inputs of a row; the scores of all pairs of a batch enter its loss."""
+
+    loss_unit = "nats a row"
+    evaluates = True
+    metric = "recall_1"
+    couples_rows = True
+
+    def __init__(self, spec: Any):
+        super().__init__(spec)
+        self.reading(NO_DATA)
+
+    def reading(self, data: Data) -> Self:
+        self.roles = input_roles(data)
+        self.names = tuple(data.inputs) or ("first", "second")
+        self.asks, self.may_ask = (), self.names
+        return super().reading(data)
+
+    def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
+        name = recipe.data.text_input
+        processors = fit_processors(recipe.data, records)
+        if name is None:
+            return Vocabulary(processors=processors)
+        tokenizer = framed_by(trained(recipe.data.text_tokenizer, column(records, name)), 1)
+        return Vocabulary(tokenizer, tokenizer, processors=processors)
+
+    def limits(self, recipe: Recipe) -> dict[str, int]:
+        return {}
+
+    def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> Sides:
+        return sides_of(recipe, vocabulary)
+
+    def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, reader: Reader) -> Example:
+        assert isinstance(reader, Sides)
+        pair = reader.read(row)
+        return Example(sum(side.size(value) for side, value in zip(reader, pair.values, strict=True)), 1, pair)
+
+    def usable(self, rows: Rows, vocabulary: Vocabulary, reader: Reader) -> tuple[Rows, list[Example], list[str]]:
+        return encode_rows(rows, lambda row: self.encode(row, vocabulary, reader))
+
+    def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Sequence[SidePair]], Batch]:
+        sides = self.reader(recipe, vocabulary)
+
+        def collate(rows: Sequence[SidePair]) -> Batch:
+            first, second = (
+                side.signal([row.values[i] for row in rows]) for i, side in enumerate((sides.first, sides.second))
+            )
+            contents = torch.tensor([row.contents for row in rows])
+            return Batch.of(second, contents, first, len(rows))
+
+        return collate
+
+    def change(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Batch, np.random.Generator], Batch]:
+        sides = self.reader(recipe, vocabulary)
+
+        def changed(batch: Batch, rng: np.random.Generator) -> Batch:
+            assert batch.source is not None
+            signals = {SOURCE: sides.first.changed(batch.source, rng), INPUT: sides.second.changed(batch.input, rng)}
+            return replace(batch, signals={**batch.signals, **signals})
+
+        return changed
+
+    def row_outputs(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        """Compute the vectors (B, 2, P) of the rows of a batch: of the blocks, and of the encoder."""
+        assert batch.source is not None
+        return model(batch.input, memory=model.encode(batch.source, tap), tap=tap)[0]
+
+    def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+        return model.head.loss(self.row_outputs(model, batch, tap), batch.targets)
+
+    def observe(self, model: Transformer, batch: Batch) -> Observed:
+        outputs = self.row_outputs(model, batch)
+        rows, contents = at_least_single(outputs).cpu().numpy(), batch.targets.cpu().numpy()
+        loss = model.head.loss(outputs, batch.targets)
+        return Observed(loss, batch.num_targets, list(zip(rows, contents, strict=True)))
+
+    def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
+        loss = {"loss": seen.loss / max(1, seen.count)}
+        if not seen.outcomes:
+            return loss
+        vectors, contents = (np.stack(part) for part in zip(*seen.outcomes, strict=True))
+        return loss | both_ways(*self.names, vectors[:, 0] @ vectors[:, 1].T, contents)
+
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
+        assert isinstance(dataset, ExampleDataset)
+        sides = self.reader(recipe, dataset.vocabulary)
+        figures = self.figures(seen, dataset.scale(split)) | matching_baselines(dataset, split, sides)
+        rows = dataset.records[split][:_OFFERED]
+        vectors = [
+            self.vectors(model, dataset.vocabulary, recipe, name, [row[name] for row in rows]).numpy()
+            for name in self.names
+        ]
+        return Evaluation(figures, [*_found(sides, rows, *vectors)])
+
+    def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
+        return None
+
+    def vectors(
+        self, model: Transformer, vocabulary: Vocabulary, recipe: Recipe, name: str, values: Iterable[Any]
+    ) -> Tensor:
+        """Compute the vectors (n, P) of values of the input ``name``. Raises ``UserError`` for an unusable value."""
+        sides = self.reader(recipe, vocabulary)
+        side = next((side for side in sides if side.name == name), None)
+        if side is None:
+            raise UserError(f"the run reads {' and '.join(self.names)}, not {name!r}")
+        rows, done = [{name: value} for value in values], list[Tensor]()
+        for begin in range(0, len(rows), _AT_ONCE):
+            encoded = [_read(side, row) for row in rows[begin : begin + _AT_ONCE]]
+            signal = side.signal(encoded).to(model.device)
+            with torch.inference_mode(), evaluating(model):
+                if side is sides.first:
+                    done.append(_head(model).encoded(model.encode(signal)).cpu())
+                else:
+                    done.append(model(signal)[0][:, 0].cpu())
+        return at_least_single(torch.cat(done)) if done else torch.zeros(0, 1)
+
+
+def _head(model: Transformer) -> Matcher:
+    head = model.head
+    assert isinstance(head, Matcher)
+    return head
+
+
+def _read(side: Side, row: Mapping[str, Any]) -> Any:
+    try:
+        return side.read(row)
+    except Unusable as error:
+        raise UserError(str(error)) from None
+
+
+def _found(
+    sides: Sides, rows: Sequence[Mapping[str, Any]], first: np.ndarray, second: np.ndarray
+) -> Iterable[dict[str, Any]]:
+    """Yield a report section for each input: the first rows, with the best candidates among the other inputs."""
+    for side, other, scores in ((sides.first, sides.second, first @ second.T), (sides.second, sides.first, second @ first.T)):
+        best = np.argsort(-scores[:_SHOWN], axis=1)[:, :_CANDIDATES]
+        queries = [
+            {
+                **_look(side, rows[i]),
+                "candidates": [{**_look(other, rows[j]), "score": float(scores[i, j]), "right": bool(i == j)} for j in best[i]],
+            }
+            for i in range(len(best))
+        ]
+        if queries:
+            yield {"kind": "retrieval", "title": f"From {side.name} to {other.name}", "queries": queries}
+
+
+def _look(side: Side, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how a value looks in a report: a picture or a player if it has one, and a caption."""
+    return {"source": side.picture(row), "sound": side.player(row), "caption": side.shown(row)}

@@ -1,0 +1,168 @@
+"""Readers of the two inputs of a row, each with its own processor or tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qkv.data.batching.padding import lengths_or_none, padded
+from qkv.data.processors.processor import build_processor
+from qkv.data.vocabulary import Vocabulary
+from qkv.layers.signal import Signal
+from qkv.spec.recipe import Recipe
+from qkv.tasks.dataset import leaves
+from qkv.tasks.example_task import Truncation, text_in
+
+
+class SidePair(NamedTuple):
+    """Encoded inputs of a row, and a number for the content of each: equal inputs have equal numbers."""
+
+    values: tuple[Any, Any]
+    contents: tuple[int, int]
+
+
+class Side:
+    """Reader of one of two inputs, named ``name``: it encodes the values of rows and collates them."""
+
+    name: str
+    is_text = False
+
+    def read(self, row: Mapping[str, Any]) -> Any:
+        """Encode the input of a row. Raises ``Unusable`` or ``UserError``."""
+        raise NotImplementedError
+
+    def size(self, value: Any) -> int:
+        """Return the number of positions of an encoded value."""
+        raise NotImplementedError
+
+    def signal(self, values: Sequence[Any]) -> Signal:
+        """Collate encoded values."""
+        raise NotImplementedError
+
+    def changed(self, signal: Signal, rng: np.random.Generator) -> Signal:
+        """Change training values at random; by default, return them unchanged."""
+        return signal
+
+    def shown(self, row: Mapping[str, Any]) -> str:
+        """Format the input of a row as a short text."""
+        raise NotImplementedError
+
+    def picture(self, row: Mapping[str, Any]) -> str | None:
+        """Render the input of a row as a small picture (data URI); None if it has none."""
+        return None
+
+    def player(self, row: Mapping[str, Any]) -> str | None:
+        """Return the input of a row as a sound to play (data URI); None if it is no sound."""
+        return None
+
+    def features(self, values: Sequence[Any]) -> np.ndarray | None:
+        """Return simple features (rows, F) of encoded values for a linear baseline; None if they have none."""
+        return None
+
+    def notes(self, examples: int) -> list[str]:
+        """Return messages about what was left out; ``examples``: number of rows."""
+        return []
+
+
+class ProcessorSide(Side):
+    """Reader of an input that a processor encodes, such as images."""
+
+    def __init__(self, name: str, vocabulary: Vocabulary):
+        self.name, self.processor = name, build_processor(vocabulary.processors[name])
+
+    def read(self, row: Mapping[str, Any]) -> Any:
+        return self.processor.read(row[self.name])
+
+    def size(self, value: Any) -> int:
+        return self.processor.size(value)
+
+    def signal(self, values: Sequence[Any]) -> Signal:
+        return self.processor.signal(values)
+
+    def changed(self, signal: Signal, rng: np.random.Generator) -> Signal:
+        return self.processor.augmented(signal, rng)[0]
+
+    def shown(self, row: Mapping[str, Any]) -> str:
+        return self.processor.shown(row[self.name])
+
+    def picture(self, row: Mapping[str, Any]) -> str | None:
+        return self.processor.picture(row[self.name])
+
+    def player(self, row: Mapping[str, Any]) -> str | None:
+        return self.processor.player(row[self.name])
+
+    def features(self, values: Sequence[Any]) -> np.ndarray | None:
+        rows = [self.processor.features(value) for value in values]
+        found = [row for row in rows if row is not None]
+        return np.stack(found) if len(found) == len(rows) else None
+
+    def notes(self, examples: int) -> list[str]:
+        return self.processor.notes()
+
+
+class TextSide(Side, Truncation):
+    """Reader of a text, framed by the tokenizer's special tokens and truncated to ``room`` positions."""
+
+    is_text = True
+
+    def __init__(self, name: str, vocabulary: Vocabulary, room: int):
+        self.name, self.tokenizer = name, vocabulary.tokenizer
+        Truncation.__init__(self, {name: max(0, room - self.tokenizer.frame.size)})
+
+    def read(self, row: Mapping[str, Any]) -> Any:
+        ids = self(self.tokenizer.encode(text_in(row, self.name)), self.name)
+        return np.array(self.tokenizer.frame.around(ids.tolist()).ids, np.int64)
+
+    def size(self, value: Any) -> int:
+        return len(value)
+
+    def signal(self, values: Sequence[Any]) -> Signal:
+        ids, lengths = padded(list(values))
+        return Signal(ids, lengths_or_none(ids, lengths))
+
+    def shown(self, row: Mapping[str, Any]) -> str:
+        return str(row[self.name])
+
+    def notes(self, examples: int) -> list[str]:
+        return Truncation.notes(self, examples)
+
+
+class Sides(NamedTuple):
+    """Readers of both inputs: the encoder reads ``first``, the model's blocks read ``second``."""
+
+    first: Side
+    second: Side
+
+    def read(self, row: Mapping[str, Any]) -> SidePair:
+        """Encode both inputs of a row. Raises ``Unusable`` or ``UserError``."""
+        first, second = (side.read(row) for side in self)
+        return SidePair((first, second), (content_of(first), content_of(second)))
+
+    def notes(self, examples: int) -> list[str]:
+        """Return messages of both readers."""
+        return [note for side in self for note in side.notes(examples)]
+
+
+def sides_of(recipe: Recipe, vocabulary: Vocabulary) -> Sides:
+    """Build the readers of both inputs of a run."""
+    encoder, model = recipe.model.encoder, recipe.model
+    assert encoder is not None
+    first, second = recipe.data.inputs
+    lengths = (encoder.context_length, model.context_length)
+    return Sides(
+        *(
+            ProcessorSide(name, vocabulary) if name in vocabulary.processors else TextSide(name, vocabulary, room)
+            for name, room in zip((first, second), lengths, strict=True)
+        )
+    )
+
+
+def content_of(value: Any) -> int:
+    """Return a number of 62 bits for an encoded value; equal values have equal numbers."""
+    total = hashlib.blake2b(digest_size=8)
+    for leaf in leaves(value):
+        total.update(leaf.tobytes() if isinstance(leaf, np.ndarray) else repr(leaf).encode())
+    return int.from_bytes(total.digest(), "little") >> 2
