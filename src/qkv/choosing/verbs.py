@@ -51,6 +51,7 @@ VERBS = {
     ),
     "edges": Verb("edge_prediction", {"source": "source", "target": "target"}, tunes=False),
     "summarize": Verb("summarization", {"text": "source", "summary": "target"}),
+    "match": Verb("matching", {name: name for name in ("image", "sound", "series", "text")}, tunes=False),
     "compress": Verb("autoencoding", {"sound": "sound"}, tunes=False),
     "speak": Verb(
         "speech",

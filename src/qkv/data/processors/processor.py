@@ -190,7 +190,15 @@ def build_processor(spec: ProcessorSpec) -> Processor:
 
 def recognised(source: str, table: Callable[[], Table | None], columns: Collection[str] = ()) -> ProcessorSpec | None:
     """Return a processor spec with default settings for the kind of values in the file or folder ``source``; None for
-    text.
+    text. See ``every_recognised``.
+    """
+    return next(every_recognised(source, table, columns), None)
+
+
+def every_recognised(
+    source: str, table: Callable[[], Table | None], columns: Collection[str] = ()
+) -> Iterator[ProcessorSpec]:
+    """Yield processor specs with default settings for the kinds of values in the file or folder ``source``.
 
     ``table``: see ``Processor.recognises``; ``columns``: names of the roles whose column the user has set.
     """
@@ -199,5 +207,7 @@ def recognised(source: str, table: Callable[[], Table | None], columns: Collecti
     named = {
         part: processor for part, processor in parts.items() if part.role is not None and part.role.name in columns
     }
-    fitting = (part() for part, processor in (named or parts).items() if processor.recognises(source, table))
-    return next(fitting, next((part() for part in named), None))
+    fitting = [part for part, processor in named.items() if processor.recognises(source, table)] or list(named)
+    yield from (part() for part in fitting)
+    if not named:
+        yield from (part() for part, processor in parts.items() if processor.recognises(source, table))
