@@ -86,7 +86,7 @@ def _ranking(folder: Path, query: str, texts: list[str], *settings: Any) -> list
 def _texts(documents: list[str], data: Path | None, column: str | None) -> list[str]:
     """Read the documents from the command line, from standard input or from a file. Raises ``UserError`` for none."""
     if data is not None:
-        from qkv.runs.inference.search import TextFile
+        from qkv.runs.inference.search_items import TextFile
 
         texts = [text for text, _ in TextFile(data, column)]
     else:

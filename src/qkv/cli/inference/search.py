@@ -23,13 +23,14 @@ EXAMPLES = """\
 qkv search all-MiniLM-L6-v2/ questions.txt "how tall is it"
 qkv search runs/my reviews.csv --column review "a waste of time" "well acted"
 qkv search e5-small/ notes.txt --prompt query --text-prompt passage "where are the keys"
+qkv search runs/pairs photos/ "a red bird"
 cat queries.txt | qkv search all-MiniLM-L6-v2/ notes.txt - --top 3 --json
 """
 
 
 def search_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a published model.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="One text per line, or a table: CSV, TSV, JSONL.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="One text per line, a table (CSV, TSV, JSONL), or a folder.")],
     queries: Annotated[
         list[str], typer.Argument(metavar="QUERY...", help="Queries; '-' reads one per line from standard input.")
     ],
@@ -50,11 +51,13 @@ def search_command(
 ) -> None:
     """Find the texts of a file that are nearest to a query, by the cosine similarity of their embeddings.
 
+    A run that matches two inputs ('qkv train match') finds images or sounds by words: FILE is a folder or a table.
+
     The search is exact: all texts are compared. Their vectors are cached in the cache folder, and computed again if the
     file or the model changes.
     """
     folder = run if is_sentence_folder(run) else run_or_published(run)
-    if not file.is_file():
+    if not file.exists():
         raise UserError(f"there is no file {str(file)!r} to search")
     questions = [line for text in queries for line in (lines_of_input() if text == "-" else [text])]
     if not questions:

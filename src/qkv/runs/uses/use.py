@@ -9,7 +9,7 @@ from qkv.runs.run import Run
 from qkv.runs.uses.answers import MaybeAnswers
 from qkv.runs.uses.entities import Entities
 from qkv.runs.uses.text_to_text import TextToText
-from qkv.runs.uses.zero_shot import HYPOTHESIS, ZeroShot
+from qkv.runs.uses.zero_shot import ZeroShot
 from qkv.system.errors import UserError
 
 
@@ -45,7 +45,7 @@ def use_of(
         sentence = "give either labels, or languages and a task, or a grouping of entities, or no_answer"
         raise UserError(f"{sentence}: no model has two of them")
     if labels is not None:
-        return ZeroShot(tuple(labels), HYPOTHESIS if hypothesis is None else hypothesis, multi_label)
+        return ZeroShot(tuple(labels), hypothesis, multi_label)
     if group is not None:
         return Entities(group)
     if no_answer:

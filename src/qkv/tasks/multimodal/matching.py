@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -53,7 +54,7 @@ class MatchingTask(ExampleTask):
     def reading(self, data: Data) -> Self:
         self.roles = input_roles(data)
         self.names = tuple(data.inputs) or ("first", "second")
-        self.asks, self.may_ask = (), self.names
+        self.asks, self.may_ask = self.names[:1], self.names[1:]
         return super().reading(data)
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
@@ -134,6 +135,28 @@ class MatchingTask(ExampleTask):
 
     def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
         return None
+
+    def predict(
+        self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        missing = next((name for row in rows for name in self.names if name not in row), None)
+        if missing is not None:
+            first, second = self.names
+            raise UserError(
+                f"the run compares a value of {first!r} with one of {second!r}, and {missing!r} is missing; give both, "
+                "labels to choose from, or search for one with 'qkv search'"
+            )
+        embed = partial(self.vectors, model, vocabulary, recipe)
+        first, second = (embed(name, [row[name] for row in rows]) for name in self.names)
+        return [{"answer": round(float(similarity), 4)} for similarity in (first * second).sum(-1)]
+
+    def scores(self, model: Transformer, vectors: Mapping[str, Tensor]) -> Tensor:
+        """Compute the scores s a·c + z of vectors (n, P) by name of the input: (n of the first name, n of the other)."""
+        (name, asked), (_, offered) = vectors.items()
+        own, encoded = (asked, offered) if name == self.names[1] else (offered, asked)
+        with torch.inference_mode():
+            scores = _head(model).scores(own.to(model.device), encoded.to(model.device)).cpu()
+        return scores if name == self.names[1] else scores.T
 
     def vectors(
         self, model: Transformer, vocabulary: Vocabulary, recipe: Recipe, name: str, values: Iterable[Any]
