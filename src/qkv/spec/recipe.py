@@ -166,7 +166,9 @@ class Recipe(Spec):
                 if processor is None
                 else ", ".join(kind for kind, each in Frontend.kinds().items() if each.processor is type(processor))
             )
-            sentence = f"the front end {stack.frontend.kind!r} does not read {name!r}, which is {kind}; use one of {kinds}"
+            sentence = (
+                f"the front end {stack.frontend.kind!r} does not read {name!r}, which is {kind}; use one of {kinds}"
+            )
             problems.append(Problem(("model", *path, "frontend"), sentence))
         return problems
 

@@ -145,6 +145,8 @@ class Task(ABC):
     """True if the model answers messages of a chat."""
     predicts_tables: ClassVar[bool] = False
     """True if predictions are for a whole table, such as the future of a series, not for each row."""
+    couples_rows: ClassVar[bool] = False
+    """True if the loss compares the rows of a batch with each other, see ``row_outputs``."""
     generates_images: ClassVar[bool] = False
     """True if the model generates images, see ``images``."""
     temperature: float = 1.0
@@ -199,6 +201,12 @@ class Task(ABC):
     @abstractmethod
     def summed_loss(self, model: Any, batch: Any, tap: Tap | None = None) -> Tensor:
         """Compute the training loss, summed over the batch's targets. ``tap`` observes the intermediate values."""
+
+    def row_outputs(self, model: Any, batch: Any, tap: Tap | None = None) -> Tensor:
+        """Compute the outputs of the rows of a batch, from which the head computes the loss. For tasks with
+        ``couples_rows``.
+        """
+        raise NotImplementedError
 
     def observe(self, model: Any, batch: Any) -> Observed:
         """Compute the reported loss of a batch and its data for metrics; runs in evaluation mode without gradients."""

@@ -42,6 +42,7 @@ from qkv.training import clock, random_state
 from qkv.training.budget import Budget
 from qkv.training.final import best_weights, evaluate_best
 from qkv.training.interrupt import Interrupted, StopNow, StopRequest
+from qkv.training.joint import joint_backward
 from qkv.training.optim.optimisers import build_optimizer
 from qkv.training.optim.schedules import multiplier
 from qkv.training.race import heats
@@ -250,7 +251,11 @@ class Trainer:
         """
         training, batches = self.training, self._batches(step)
         count = sum(batch.num_targets for batch in batches)
-        nats = backward(self.model, self.loss, batches, max(1, count), autocast(training.precision, self.setup.device))
+        precision = autocast(training.precision, self.setup.device)
+        if self.setup.task.couples_rows and len(batches) > 1:
+            nats = joint_backward(self.model, self.setup.task, batches, max(1, count), precision)
+        else:
+            nats = backward(self.model, self.loss, batches, max(1, count), precision)
         norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         loss, size = self.world.agree(torch.stack((nats / max(1, count), norm)).tolist())
         rate = multiplier(training.schedule, step, self.budget.stage(step - 1).steps, self.setup.recipe.model.width)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.choosing.signals.register import RecipeRequest, chooses, choice_for
+from qkv.choosing.signals.register import RecipeRequest, choice_for, chooses
 from qkv.choosing.signals.settings import short_form, training_of
 from qkv.data.processors.processor import build_processor, every_recognised
 from qkv.data.records.formats import table_of
@@ -122,9 +122,7 @@ def _of_text(texts: Sequence[str]) -> _Stack:
     length = min(_LONGEST, max(8, round(1.5 * longest) + 2))
     attention = Attention(num_heads=4, mask=Full())
     block = Block(branches=(attention, FeedForward(hidden=256)), dropout=0.1)
-    model = Model(
-        width=128, num_layers=2, context_length=length, frontend=Text(dropout=0.1), blocks=(block,)
-    )
+    model = Model(width=128, num_layers=2, context_length=length, frontend=Text(dropout=0.1), blocks=(block,))
     return _Stack(WordPiece(vocab_size=max(200, min(8000, 2 * words))), model)
 
 

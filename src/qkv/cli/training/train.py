@@ -197,7 +197,7 @@ def _tell(run: Run) -> None:
     typer.echo(f"\nreport: {run.folder / 'report.html'}\n{_DOES[command.split()[1]]} {command}{imports_given()}")
 
 
-_DOES = {"chat": "chat:", "generate": "generate:", "predict": "predict:"}
+_DOES = {"chat": "chat:", "generate": "generate:", "predict": "predict:", "search": "search:"}
 
 
 def _tell_evaluation(run: Run) -> None:

@@ -77,7 +77,9 @@ def search(
     task, path = task_of(run), Path(file).expanduser()
     if isinstance(task, MatchingTask):
         if prompt is not None or text_prompt is not None or options:
-            raise UserError(f"{run.folder} matches inputs, and has neither prompts nor poolings to choose; leave them out")
+            raise UserError(
+                f"{run.folder} matches inputs, and has neither prompts nor poolings to choose; leave them out"
+            )
         name, items = items_of(run, task, path, column)
         other = next(each for each in task.names if each != name)
         embed = partial(_matched, run, task)

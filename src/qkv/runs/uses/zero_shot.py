@@ -78,7 +78,6 @@ class ZeroShot:
         answers = [_answer(self.labels, each) for each in chances]
         return [answer | notes[i * len(self.labels)] for i, answer in enumerate(answers)]
 
-
     def _matched(self, run: Run, task: MatchingTask, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Classify the inputs of ``rows`` by their scores with the texts of the labels."""
         text = run.recipe.data.text_input

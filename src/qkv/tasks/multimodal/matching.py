@@ -195,12 +195,17 @@ def _found(
     sides: Sides, rows: Sequence[Mapping[str, Any]], first: np.ndarray, second: np.ndarray
 ) -> Iterable[dict[str, Any]]:
     """Yield a report section for each input: the first rows, with the best candidates among the other inputs."""
-    for side, other, scores in ((sides.first, sides.second, first @ second.T), (sides.second, sides.first, second @ first.T)):
+    for side, other, scores in (
+        (sides.first, sides.second, first @ second.T),
+        (sides.second, sides.first, second @ first.T),
+    ):
         best = np.argsort(-scores[:_SHOWN], axis=1)[:, :_CANDIDATES]
         queries = [
             {
                 **_look(side, rows[i]),
-                "candidates": [{**_look(other, rows[j]), "score": float(scores[i, j]), "right": bool(i == j)} for j in best[i]],
+                "candidates": [
+                    {**_look(other, rows[j]), "score": float(scores[i, j]), "right": bool(i == j)} for j in best[i]
+                ],
             }
             for i in range(len(best))
         ]
