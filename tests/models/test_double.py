@@ -51,6 +51,8 @@ HEADS: tuple[Head, ...] = (
     heads.CodebookHead(codes=4, upsampling=(3,), grid=(1, 3), cell=2, height=2, width=6, channels=1),
     heads.CTCHead(num_classes=3, blank=1),
     SpeechHead(codebooks=2, codes=3),
+    heads.MatchingHead(features=3),
+    heads.MatchingHead(features=3, pooling=("first", "max"), bias=True, objective="sigmoid"),
     heads.ContrastiveHead(latent_width=4, codes=5, code_width=4, features=4),
     *(
         WaveDecoder(quantizer=quantizer, network=SeaNet(channels=4, strides=(2,)))

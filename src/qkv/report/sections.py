@@ -255,6 +255,5 @@ DRAWN: dict[str, Callable[[Page, Section], None]] = {
     "reliability": _reliability,
     "effects": _effects,
     "points": _points,
-    "retrieval": _retrieval,
     "sounds": _sounds,
 }

@@ -112,7 +112,7 @@ _READING_BLOCK = Block(branches=(CrossAttention(), FeedForward()))
 
 
 class Encoder(Stack):
-    """Encoder of an encoder–decoder, whose output the decoder's cross-attention reads, or of a second input (matching)."""
+    """Encoder of an encoder–decoder, whose output cross-attention reads, or of one of two inputs that are matched."""
 
     width: int | None = Field(default=None, gt=0, le=WIDEST, description="width of the encoder; default: the model's")
     blocks: Seq[Block] = Field(default=(_ENCODER_BLOCK,), min_length=1)

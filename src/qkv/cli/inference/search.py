@@ -31,7 +31,7 @@ cat queries.txt | qkv search all-MiniLM-L6-v2/ notes.txt - --top 3 --json
 def search_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a published model.")],
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="One text per line, a table (CSV, TSV, JSONL), or a folder.")
+        Path, typer.Argument(metavar="FILE", help="One text per line, a table (CSV, TSV, JSONL), a folder.")
     ],
     queries: Annotated[
         list[str], typer.Argument(metavar="QUERY...", help="Queries; '-' reads one per line from standard input.")

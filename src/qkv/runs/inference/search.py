@@ -62,9 +62,10 @@ def search(
     similarity.
 
     ``source``: a run, a published checkpoint or a sentence-transformers folder; a run that matches two inputs searches
-    a folder or a table of images or sounds by texts, or texts by a file of the other input. ``file``: one text per line, or a table
-    (CSV, TSV, JSONL) with the texts in ``column`` (default: guessed); empty texts are skipped. ``prompt`` and
-    ``text_prompt``: names of the model's prompts for queries and for texts. ``options``: as for ``qkv.embed``.
+    a folder or a table of images or sounds by texts, or texts by a file of the other input. ``file``: one text per
+    line, or a table (CSV, TSV, JSONL) with the texts in ``column`` (default: guessed); empty texts are skipped.
+    ``prompt`` and ``text_prompt``: names of the model's prompts for queries and for texts. ``options``: as for
+    ``qkv.embed``.
     ``on_progress``: called with (number of texts embedded so far, number of all texts) while the index is built.
 
     The vectors of the file are stored in the cache folder, and computed again if the file, the model or the settings

@@ -7,32 +7,35 @@ import numpy as np
 AT = (1, 5, 10)
 
 
-def ranks(scores: np.ndarray, asked: np.ndarray, offered: np.ndarray) -> np.ndarray:
+def ranks(scores: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Return the rank (Q), from 1, of the best right candidate of each query; equal scores count as if it were last.
 
-    scores (Q, C): of the candidates.   asked (Q): content that each query looks for.   offered (C): content of each
-    candidate.
+    scores, right (Q, C): score of each candidate, and whether it is right for the query.
     """
-    right = asked[:, None] == offered
-    best = np.where(right, scores, -np.inf).max(1)
-    return 1 + ((scores >= best[:, None]) & ~right).sum(1)
+    best = np.where(right, scores, -np.inf).max(1, keepdims=True)
+    return 1 + ((scores >= best) & ~right).sum(1)
 
 
-def recalls(scores: np.ndarray, asked: np.ndarray, offered: np.ndarray) -> dict[int, float]:
-    """Compute recall at k, in %, for each k of ``AT``: share of queries whose right candidate is among the first k."""
-    places = ranks(scores, asked, offered)
+def recalls(scores: np.ndarray, right: np.ndarray) -> dict[int, float]:
+    """Compute recall at k, in %, for each k of ``AT``: share of queries with a right candidate among the first k."""
+    places = ranks(scores, right)
     return {k: 100 * float((places <= k).mean()) for k in AT}
 
 
 def both_ways(first: str, second: str, scores: np.ndarray, contents: np.ndarray) -> dict[str, float]:
-    """Compute recall at k both ways, and their means, from scores (N, N) of the second input (rows) and the first.
+    """Compute recall at k both ways, and their means, from scores (N, N) of the second inputs (rows) and the first.
 
-    contents (N, 2): numbers of the contents of both inputs of each row. Equal contents are one candidate. The names are
-    those of the inputs: ``image_to_text_recall_1`` is for images that look for their text.
+    contents (N, 2): numbers of the contents of both inputs of each row. Equal contents are one query and one candidate,
+    which is right if it occurs in a row with the query. The names are those of the inputs:
+    ``image_to_text_recall_1`` is for images that look for their text.
     """
-    one, other = (np.unique(contents[:, side], return_index=True)[1] for side in (0, 1))
-    forth = recalls(scores[other].T, contents[:, 1], contents[other, 1])
-    back = recalls(scores[:, one], contents[:, 0], contents[one, 0])
+    (_, ones, one), (_, others, other) = (
+        np.unique(side, return_index=True, return_inverse=True) for side in contents.T
+    )
+    right = np.zeros((len(others), len(ones)), bool)
+    right[other, one] = True
+    distinct = scores[np.ix_(others, ones)]
+    forth, back = recalls(distinct.T, right.T), recalls(distinct, right)
     figures = {f"recall_{k}": (forth[k] + back[k]) / 2 for k in AT}
     figures |= {f"{first}_to_{second}_recall_{k}": forth[k] for k in AT}
     return figures | {f"{second}_to_{first}_recall_{k}": back[k] for k in AT}

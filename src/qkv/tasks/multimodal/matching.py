@@ -151,7 +151,7 @@ class MatchingTask(ExampleTask):
         return [{"answer": round(float(similarity), 4)} for similarity in (first * second).sum(-1)]
 
     def scores(self, model: Transformer, vectors: Mapping[str, Tensor]) -> Tensor:
-        """Compute the scores s a·c + z of vectors (n, P) by name of the input: (n of the first name, n of the other)."""
+        """Compute the scores s a·c + z of vectors (n, P) by name of the input: (n of the first, n of the other)."""
         (name, asked), (_, offered) = vectors.items()
         own, encoded = (asked, offered) if name == self.names[1] else (offered, asked)
         with torch.inference_mode():
@@ -195,24 +195,21 @@ def _found(
     sides: Sides, rows: Sequence[Mapping[str, Any]], first: np.ndarray, second: np.ndarray
 ) -> Iterable[dict[str, Any]]:
     """Yield a report section for each input: the first rows, with the best candidates among the other inputs."""
-    for side, other, scores in (
-        (sides.first, sides.second, first @ second.T),
-        (sides.second, sides.first, second @ first.T),
-    ):
-        best = np.argsort(-scores[:_SHOWN], axis=1)[:, :_CANDIDATES]
+    scores = first @ second.T
+    for side, other, own in ((sides.first, sides.second, scores), (sides.second, sides.first, scores.T)):
+        best = np.argsort(-own[:_SHOWN], axis=1)[:, :_CANDIDATES]
         queries = [
             {
                 **_look(side, rows[i]),
-                "candidates": [
-                    {**_look(other, rows[j]), "score": float(scores[i, j]), "right": bool(i == j)} for j in best[i]
-                ],
+                "candidates": [_look(other, rows[j], float(own[i, j]), bool(i == j)) for j in near],
             }
-            for i in range(len(best))
+            for i, near in enumerate(best)
         ]
         if queries:
             yield {"kind": "retrieval", "title": f"From {side.name} to {other.name}", "queries": queries}
 
 
-def _look(side: Side, row: Mapping[str, Any]) -> dict[str, Any]:
+def _look(side: Side, row: Mapping[str, Any], score: float = 1.0, right: bool = True) -> dict[str, Any]:
     """Return how a value looks in a report: a picture or a player if it has one, and a caption."""
-    return {"source": side.picture(row), "sound": side.player(row), "caption": side.shown(row)}
+    look = {"source": side.picture(row), "sound": side.player(row), "caption": side.shown(row)}
+    return {**look, "score": score, "right": right}
