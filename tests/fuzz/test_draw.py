@@ -30,7 +30,7 @@ def test_a_model_of_each_form_is_drawn_again_by_its_seed(form: str) -> None:
 @pytest.mark.parametrize("slot", [Branch, Norm, Residual, Positions, Relative, Head, Segmentation])
 def test_every_kind_of_a_slot_is_drawn(slot: type[Part]) -> None:
     left = {kind.kind for kind in draw.kinds(slot)} - ({*draw.OF_OTHER_SIGNALS} if slot is Head else set())
-    for seed in islice(count(), 1500):
+    for seed in islice(count(), 3000):
         left -= {part.kind for part in drawn(seed) if isinstance(part, slot)}
         if not left:
             break

@@ -49,6 +49,25 @@ SECTIONS: dict[str, dict[str, Any]] = {
             {"source": "data:image/png;base64,AAAB", "caption": "seen", "heat": [[0.0, 1.0]], "covered": [1.0, 0.5]},
         ]
     },
+    "retrieval": {
+        "queries": [
+            {
+                "source": "data:image/png;base64,AAAA",
+                "sound": None,
+                "caption": "seen <5>",
+                "candidates": [
+                    {"source": None, "sound": None, "caption": "a cat <x>", "score": 0.5, "right": True},
+                    {
+                        "source": None,
+                        "sound": "data:audio/wav;base64,UklGRg==",
+                        "caption": "b",
+                        "score": 0.25,
+                        "right": False,
+                    },
+                ],
+            }
+        ]
+    },
     "sounds": {
         "columns": 2,
         "sounds": [{"source": "data:audio/wav;base64,UklGRg==", "caption": "1: original <x>"}] * 2,
@@ -82,7 +101,8 @@ def test_a_section_is_a_page_of_its_own(kind: str) -> None:
 
 def test_an_unknown_kind_is_named_with_those_that_are_known() -> None:
     with pytest.raises(
-        ValueError, match=r"a section of the kind 'pie' cannot be drawn; kinds: confusion, examples, pictures, tagged"
+        ValueError,
+        match=r"a section of the kind 'pie' cannot be drawn; kinds: confusion, examples, pictures, retrieval",
     ):
         drawn({"kind": "pie", "title": "A pie"})
 

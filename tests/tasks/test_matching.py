@@ -223,7 +223,7 @@ def test_bad_requests_are_refused_in_one_sentence(run: Path) -> None:
         qkv.predict(run / "run", {"image": picture, "text": "a"}, labels=["a"])
     with pytest.raises(UserError, match="neither prompts"):
         qkv.search(run / "run", run / "pairs.csv", "a", prompt="query")
-    with pytest.raises(UserError, match="no file or folder"):
+    with pytest.raises(UserError, match="there is no file"):
         qkv.search(run / "run", run / "absent", "a")
 
 

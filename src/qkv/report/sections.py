@@ -120,11 +120,11 @@ def _retrieval(page: Page, section: Section) -> None:
     candidates also have ``score`` and ``right``.
     """
     for query in section["queries"]:
-        found = [
+        candidates = [
             _looks(each, f"{each['score']:.2f} {each['caption']}", "right" if each["right"] else None)
             for each in query["candidates"]
         ]
-        page.drawing(tag("div", _looks(query, query["caption"], "query"), *found, class_="pictures retrieval"))
+        page.drawing(tag("div", _looks(query, query["caption"], "query"), *candidates, class_="pictures retrieval"))
 
 
 def _looks(value: Mapping[str, Any], caption: str, class_: str | None) -> Markup:

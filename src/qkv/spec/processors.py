@@ -90,6 +90,10 @@ class Processor(Part, slot=True):
         """True if each value is read with its label, so that a model can generate values for a given label."""
         return False
 
+    def of_pairs(self) -> Self:
+        """Return a copy for values that are matched with others, without random changes that mirror or mix values."""
+        return self
+
     def following(self, start: Processor) -> Self:
         """Return a copy that takes settings from ``start``, the processor of the model that is fine-tuned.
 

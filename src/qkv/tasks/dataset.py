@@ -324,9 +324,9 @@ def _with_both(recipe: Recipe, vocabulary: Vocabulary) -> Model:
 
 def _fitted(frontend: Frontend, vocabulary: Vocabulary, name: str, path: tuple[str, ...]) -> Frontend:
     """Return the front end, at ``path``, adapted to the processor of the input ``name``. Raises ``SpecError``."""
-    own = {INPUT: vocabulary.processors[name]} if name in vocabulary.processors else {}
+    processors = {INPUT: vocabulary.processors[name]} if name in vocabulary.processors else {}
     try:
-        return frontend.of_processors(own)
+        return frontend.of_processors(processors)
     except SpecError as error:
         raise SpecError([problem.under(*path, "frontend") for problem in error.problems]) from None
 

@@ -21,7 +21,6 @@ from qkv.spec.masks import Full
 from qkv.spec.model import Block, Encoder, Model
 from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
-from qkv.spec.signals.images import Images
 from qkv.spec.tasks import Classification, Matching
 from qkv.spec.tokenizers import Tokenizer, WordPiece
 from qkv.system.errors import UserError
@@ -63,9 +62,9 @@ def choose_matching(request: RecipeRequest) -> Recipe:
     ``UserError`` if the table does not have them.
     """
     data = request.data if request.data.inputs else request.data.changed(inputs=_inputs(request.data))
-    asked = RecipeRequest(request.task, data, request.changes, request.machine)
-    records = asked.records
-    stacks = {name: _stack(asked, records, name) for name in data.inputs}
+    completed = RecipeRequest(request.task, data, request.changes, request.machine)
+    records = completed.records
+    stacks = {name: _stack(completed, records, name) for name in data.inputs}
     (first, encoder), (second, model) = stacks.items()
     rows = len(records.splits["train"])
     training = training_of(
@@ -90,15 +89,15 @@ def _inputs(data: Data) -> dict[str, Any]:
     """Return the two inputs that the table has, by the names of their roles: kinds of signals, then a text."""
     roles = build_task(Classification(), data).roles  # type: ignore[attr-defined]
     kinds = [*every_recognised(data.source, lambda: table_of(data.source, data, roles, "data.source"), data.columns)]
-    found: dict[str, Any] = {build_processor(each).role.name: each for each in kinds[:2]}
-    if len(found) < 2:
-        found[TEXT.name] = WordPiece()
-    if len(found) < 2:
+    inputs: dict[str, Any] = {build_processor(each).role.name: each for each in kinds[:2]}
+    if len(inputs) < 2:
+        inputs[TEXT.name] = WordPiece()
+    if len(inputs) < 2:
         raise UserError(
             f"data.source: {data.source!r} has no column of images, sounds or other signals that a text could match; "
             "name the columns, as in --image picture --text caption"
         )
-    return found
+    return inputs
 
 
 def _stack(request: RecipeRequest, records: Records, name: str) -> _Stack:
@@ -110,10 +109,8 @@ def _stack(request: RecipeRequest, records: Records, name: str) -> _Stack:
     if choice is None:
         raise UserError(f"data.inputs.{name}: no recipe can be chosen automatically for {reader.kind}; write a recipe")
     recipe = choice(_InputRequest(request, records, name, reader))
-    processor = recipe.data.processor
-    if isinstance(processor, Images):  # a mirrored image can contradict its text ("left")
-        processor = processor.changed(augment=tuple(each for each in processor.augment if each.kind != "flip"))
-    return _Stack(processor, recipe.model)
+    assert recipe.data.processor is not None
+    return _Stack(recipe.data.processor.of_pairs(), recipe.model)
 
 
 def _of_text(texts: Sequence[str]) -> _Stack:

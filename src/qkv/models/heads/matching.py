@@ -79,9 +79,9 @@ class Matcher(Head):
         matches = (targets[:, None] == targets[None]).any(-1)
         if self.part.objective == "sigmoid":
             return F.binary_cross_entropy_with_logits(scores, matches.to(scores), reduction="sum")
-        wanted = matches / matches.sum(1, keepdim=True)
+        shares = matches / matches.sum(1, keepdim=True)
         both = scores.log_softmax(1) + scores.T.log_softmax(1)
-        return -(wanted * both).sum() / 2
+        return -(shares * both).sum() / 2
 
 
 def _unit(x: Tensor) -> Tensor:

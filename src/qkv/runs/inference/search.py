@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -76,14 +76,14 @@ def search(
         raise UserError(f"top is {top} and the number of queries is {len(texts_of_queries)}; both must be at least 1")
     run, settings = opened(source)
     task, path = task_of(run), Path(file).expanduser()
-    if isinstance(task, MatchingTask):
+    if task.couples_rows:
         if prompt is not None or text_prompt is not None or options:
             raise UserError(
                 f"{run.folder} matches inputs, and has neither prompts nor poolings to choose; leave them out"
             )
-        name, items = items_of(run, task, path, column)
-        other = next(each for each in task.names if each != name)
-        embed = partial(_matched, run, task)
+        name, items = items_of(run, path, column)
+        other = next(each for each in run.recipe.data.inputs if each != name)
+        embed = partial(_matched, run, cast("MatchingTask", task))
         query_vectors = embed(other, texts_of_queries)
         vectors = _index(run, items, {"input": name}, query_vectors.shape[1], partial(embed, name), on_progress)
     else:

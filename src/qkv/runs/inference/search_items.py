@@ -1,4 +1,4 @@
-"""What is searched: the texts of a file, or the values of an input of a model that matches two."""
+"""Items of a search: the texts of a file, or the values of an input of a model that matches two."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from qkv.data.records.table import lines
 from qkv.runs.run import Run
 from qkv.spec.data import Data
 from qkv.system.errors import UserError
-from qkv.tasks.multimodal.matching import MatchingTask
 
 _TEXT = Role("text", "text", ("sentence", "content", "body", "review", "question", "title"))
 
@@ -83,7 +82,7 @@ class ValueFile:
         return {row: (self._processor.shown(self.values[row]), row + 1) for row in rows}
 
 
-def items_of(run: Run, task: MatchingTask, path: Path, column: str | None) -> tuple[str, TextFile | ValueFile]:
+def items_of(run: Run, path: Path, column: str | None) -> tuple[str, TextFile | ValueFile]:
     """Return (name of the input that is searched, its values): those of a folder, of a table, or the texts of a file.
 
     In a table, ``column`` decides by the input that it was in training; else the first input that is not text.
@@ -91,10 +90,10 @@ def items_of(run: Run, task: MatchingTask, path: Path, column: str | None) -> tu
     """
     data = run.recipe.data
     text = data.text_input
-    others = [name for name in task.names if name != text]
-    named = next((name for name in task.names if column is not None and data.columns.get(name) == column), None)
+    signals = [name for name in data.inputs if name != text]
+    named = next((name for name in data.inputs if column is not None and data.columns.get(name) == column), None)
     table = path.is_dir() or path.name.lower().removesuffix(".gz").rpartition(".")[2] in ENDINGS
-    name = named or (others[0] if table or text is None else text)
+    name = named or (signals[0] if table or text is None else text)
     if name == text:
         return name, TextFile(path, column)
     if not path.exists():

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -61,8 +61,8 @@ class ZeroShot:
         more than one input.
         """
         task = task_of(run)
-        if isinstance(task, MatchingTask):
-            return self._matched(run, task, rows)
+        if task.couples_rows:
+            return self._matched(run, cast("MatchingTask", task), rows)
         entailment, contradiction = inference_classes(run)
         extra = next((name for row in rows for name in row if name != "text"), None)
         if extra is not None:

@@ -40,6 +40,8 @@ class Augmentation(Part, slot=True):
 
     mixes: ClassVar[bool] = False
     """True if images and their targets are mixed with others of the batch."""
+    mirrors: ClassVar[bool] = False
+    """True if left and right may be exchanged."""
 
 
 class Crop(Augmentation, kind="crop"):
@@ -50,6 +52,8 @@ class Crop(Augmentation, kind="crop"):
 
 class Flip(Augmentation, kind="flip"):
     """Horizontal flip of a fraction ``rate`` of the images."""
+
+    mirrors: ClassVar[bool] = True
 
     rate: float = Field(default=0.5, ge=0, le=1)
 
@@ -183,6 +187,10 @@ class Images(Pixels, kind="images"):
 
     of_images = True
     augment: Seq[Augmentation] = Field(default=(), description="random changes of training images")
+
+    def of_pairs(self) -> Self:
+        """Return a copy without changes after which a text about the image may be wrong, such as "left"."""
+        return self.changed(augment=tuple(each for each in self.augment if not (each.mirrors or each.mixes)))
 
 
 def sized_by(frontend: F, processor: Processor, *names: str) -> F:

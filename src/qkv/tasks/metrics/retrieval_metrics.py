@@ -29,12 +29,12 @@ def both_ways(first: str, second: str, scores: np.ndarray, contents: np.ndarray)
     which is right if it occurs in a row with the query. The names are those of the inputs:
     ``image_to_text_recall_1`` is for images that look for their text.
     """
-    (_, ones, one), (_, others, other) = (
+    (_, first_rows, first_index), (_, second_rows, second_index) = (
         np.unique(side, return_index=True, return_inverse=True) for side in contents.T
     )
-    right = np.zeros((len(others), len(ones)), bool)
-    right[other, one] = True
-    distinct = scores[np.ix_(others, ones)]
+    right = np.zeros((len(second_rows), len(first_rows)), bool)
+    right[second_index, first_index] = True
+    distinct = scores[np.ix_(second_rows, first_rows)]
     forth, back = recalls(distinct.T, right.T), recalls(distinct, right)
     figures = {f"recall_{k}": (forth[k] + back[k]) / 2 for k in AT}
     figures |= {f"{first}_to_{second}_recall_{k}": forth[k] for k in AT}

@@ -11,7 +11,7 @@ from qkv.tasks.baselines.baselines import ngrams
 from qkv.tasks.dataset import Example, ExampleDataset
 from qkv.tasks.metrics.retrieval_metrics import both_ways
 from qkv.tasks.metrics.text_metrics import metric_library
-from qkv.tasks.multimodal.sides import Side, Sides
+from qkv.tasks.multimodal.pair_inputs import PairInput, PairInputs
 
 _MOST_ROWS, _AXES = 10_000, 256
 """Maximum numbers of training rows, evenly spaced, and of principal axes of the features of an input."""
@@ -19,7 +19,7 @@ _PENALTIES = (0.1, 1.0, 10.0, 100.0, 1000.0)
 _FEWEST = 10
 
 
-def matching_baselines(dataset: ExampleDataset, split: str, sides: Sides) -> dict[str, float]:
+def matching_baselines(dataset: ExampleDataset, split: str, inputs: PairInputs) -> dict[str, float]:
     """Compute recall at 1 of two baselines on ``split``, in %, the mean of both ways; empty without simple features.
 
     Simple features are TF-IDF of n-grams of a text, and those of the processor for other inputs, such as colours and
@@ -28,13 +28,13 @@ def matching_baselines(dataset: ExampleDataset, split: str, sides: Sides) -> dic
     second input of the training row whose first input is most similar.
     """
     rows, examples = dataset.fitted_on or [], dataset.fitted_examples or []
-    kept = np.unique(np.linspace(0, len(examples) - 1, min(len(examples), _MOST_ROWS)).round().astype(int))
+    indices = np.unique(np.linspace(0, len(examples) - 1, min(len(examples), _MOST_ROWS)).round().astype(int))
     unseen = dataset.examples[split]
-    if len(kept) < _FEWEST or not unseen:
+    if len(indices) < _FEWEST or not unseen:
         return {}
     features = [
-        _features(side, i, [rows[k] for k in kept], [examples[k] for k in kept], dataset.records[split], unseen)
-        for i, side in enumerate(sides)
+        _features(entry, i, [rows[k] for k in indices], [examples[k] for k in indices], dataset.records[split], unseen)
+        for i, entry in enumerate(inputs)
     ]
     pairs = [pair for pair in features if pair is not None]
     if len(pairs) < len(features):
@@ -51,7 +51,7 @@ def matching_baselines(dataset: ExampleDataset, split: str, sides: Sides) -> dic
 
 
 def _features(
-    side: Side,
+    entry: PairInput,
     index: int,
     rows: Sequence[Mapping[str, Any]],
     examples: Sequence[Example],
@@ -59,22 +59,22 @@ def _features(
     unseen: Sequence[Example],
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return (features of training rows, those of unseen rows) of one input; None if it has no simple features."""
-    if side.is_text:
+    if entry.is_text:
         counts = ngrams()
-        known = counts.fit_transform([side.shown(row) for row in rows])
-        return _projected(known, counts.transform([side.shown(row) for row in unseen_rows]))
-    known, other = (side.features([each.fields.values[index] for each in some]) for some in (examples, unseen))
-    if known is None or other is None:
+        training = counts.fit_transform([entry.shown(row) for row in rows])
+        return _projected(training, counts.transform([entry.shown(row) for row in unseen_rows]))
+    training, other = (entry.features([each.fields.values[index] for each in some]) for some in (examples, unseen))
+    if training is None or other is None:
         return None
-    mean, deviation = known.mean(0), known.std(0) + 1e-6
-    return _projected((known - mean) / deviation, (other - mean) / deviation)
+    mean, deviation = training.mean(0), training.std(0) + 1e-6
+    return _projected((training - mean) / deviation, (other - mean) / deviation)
 
 
-def _projected(known: Any, other: Any) -> tuple[np.ndarray, np.ndarray]:
+def _projected(training: Any, other: Any) -> tuple[np.ndarray, np.ndarray]:
     """Project features on the first principal axes of the training rows."""
-    axes = max(1, min(_AXES, min(known.shape) - 1))
+    axes = max(1, min(_AXES, min(training.shape) - 1))
     reduction = metric_library("sklearn.decomposition").TruncatedSVD(axes, random_state=0)
-    return reduction.fit_transform(known), reduction.transform(other)
+    return reduction.fit_transform(training), reduction.transform(other)
 
 
 def _unit(x: np.ndarray) -> np.ndarray:

@@ -30,7 +30,7 @@ from qkv.tasks.example_task import ExampleTask, Reader, Rows, column, encode_row
 from qkv.tasks.inputs import input_roles
 from qkv.tasks.metrics.retrieval_metrics import both_ways
 from qkv.tasks.multimodal.baseline import matching_baselines
-from qkv.tasks.multimodal.sides import Side, SidePair, Sides, sides_of
+from qkv.tasks.multimodal.pair_inputs import EncodedPair, PairInput, PairInputs, pair_inputs_of
 from qkv.tasks.task import Evaluation, Observed, Totals
 
 _AT_ONCE = 64
@@ -53,7 +53,7 @@ class MatchingTask(ExampleTask):
 
     def reading(self, data: Data) -> Self:
         self.roles = input_roles(data)
-        self.names = tuple(data.inputs) or ("first", "second")
+        self.names = _names(data)
         self.asks, self.may_ask = self.names[:1], self.names[1:]
         return super().reading(data)
 
@@ -68,23 +68,23 @@ class MatchingTask(ExampleTask):
     def limits(self, recipe: Recipe) -> dict[str, int]:
         return {}
 
-    def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> Sides:
-        return sides_of(recipe, vocabulary)
+    def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> PairInputs:
+        return pair_inputs_of(recipe, vocabulary)
 
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, reader: Reader) -> Example:
-        assert isinstance(reader, Sides)
+        assert isinstance(reader, PairInputs)
         pair = reader.read(row)
-        return Example(sum(side.size(value) for side, value in zip(reader, pair.values, strict=True)), 1, pair)
+        return Example(sum(entry.size(value) for entry, value in zip(reader, pair.values, strict=True)), 1, pair)
 
     def usable(self, rows: Rows, vocabulary: Vocabulary, reader: Reader) -> tuple[Rows, list[Example], list[str]]:
         return encode_rows(rows, lambda row: self.encode(row, vocabulary, reader))
 
-    def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Sequence[SidePair]], Batch]:
-        sides = self.reader(recipe, vocabulary)
+    def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Sequence[EncodedPair]], Batch]:
+        inputs = self.reader(recipe, vocabulary)
 
-        def collate(rows: Sequence[SidePair]) -> Batch:
+        def collate(rows: Sequence[EncodedPair]) -> Batch:
             first, second = (
-                side.signal([row.values[i] for row in rows]) for i, side in enumerate((sides.first, sides.second))
+                entry.signal([row.values[i] for row in rows]) for i, entry in enumerate((inputs.first, inputs.second))
             )
             contents = torch.tensor([row.contents for row in rows])
             return Batch.of(second, contents, first, len(rows))
@@ -92,11 +92,11 @@ class MatchingTask(ExampleTask):
         return collate
 
     def change(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Batch, np.random.Generator], Batch]:
-        sides = self.reader(recipe, vocabulary)
+        inputs = self.reader(recipe, vocabulary)
 
         def changed(batch: Batch, rng: np.random.Generator) -> Batch:
             assert batch.source is not None
-            signals = {SOURCE: sides.first.changed(batch.source, rng), INPUT: sides.second.changed(batch.input, rng)}
+            signals = {SOURCE: inputs.first.changed(batch.source, rng), INPUT: inputs.second.changed(batch.input, rng)}
             return replace(batch, signals={**batch.signals, **signals})
 
         return changed
@@ -124,14 +124,14 @@ class MatchingTask(ExampleTask):
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         assert isinstance(dataset, ExampleDataset)
-        sides = self.reader(recipe, dataset.vocabulary)
-        figures = self.figures(seen, dataset.scale(split)) | matching_baselines(dataset, split, sides)
+        inputs = self.reader(recipe, dataset.vocabulary)
+        figures = self.figures(seen, dataset.scale(split)) | matching_baselines(dataset, split, inputs)
         rows = dataset.records[split][:_OFFERED]
         vectors = [
             self.vectors(model, dataset.vocabulary, recipe, name, [row[name] for row in rows]).numpy()
             for name in self.names
         ]
-        return Evaluation(figures, [*_found(sides, rows, *vectors)])
+        return Evaluation(figures, [*_found(inputs, rows, *vectors)])
 
     def sample(self, model: Transformer, dataset: Dataset, recipe: Recipe) -> str | None:
         return None
@@ -147,35 +147,40 @@ class MatchingTask(ExampleTask):
                 "labels to choose from, or search for one with 'qkv search'"
             )
         embed = partial(self.vectors, model, vocabulary, recipe)
-        first, second = (embed(name, [row[name] for row in rows]) for name in self.names)
-        return [{"answer": round(float(similarity), 4)} for similarity in (first * second).sum(-1)]
+        vectors, encoded = (embed(name, [row[name] for row in rows]) for name in self.names)
+        return [{"answer": round(float(similarity), 4)} for similarity in (vectors * encoded).sum(-1)]
 
     def scores(self, model: Transformer, vectors: Mapping[str, Tensor]) -> Tensor:
         """Compute the scores s a·c + z of vectors (n, P) by name of the input: (n of the first, n of the other)."""
-        (name, asked), (_, offered) = vectors.items()
-        own, encoded = (asked, offered) if name == self.names[1] else (offered, asked)
+        encoded, of_blocks = (vectors[name].to(model.device) for name in self.names)
         with torch.inference_mode():
-            scores = _head(model).scores(own.to(model.device), encoded.to(model.device)).cpu()
-        return scores if name == self.names[1] else scores.T
+            scores = _head(model).scores(of_blocks, encoded).cpu()
+        return scores if next(iter(vectors)) == self.names[1] else scores.T
 
     def vectors(
         self, model: Transformer, vocabulary: Vocabulary, recipe: Recipe, name: str, values: Iterable[Any]
     ) -> Tensor:
         """Compute the vectors (n, P) of values of the input ``name``. Raises ``UserError`` for an unusable value."""
-        sides = self.reader(recipe, vocabulary)
-        side = next((side for side in sides if side.name == name), None)
-        if side is None:
+        inputs = self.reader(recipe, vocabulary)
+        entry = next((entry for entry in inputs if entry.name == name), None)
+        if entry is None:
             raise UserError(f"the run reads {' and '.join(self.names)}, not {name!r}")
         rows, done = [{name: value} for value in values], list[Tensor]()
         for begin in range(0, len(rows), _AT_ONCE):
-            encoded = [_read(side, row) for row in rows[begin : begin + _AT_ONCE]]
-            signal = side.signal(encoded).to(model.device)
+            encoded = [_read(entry, row) for row in rows[begin : begin + _AT_ONCE]]
+            signal = entry.signal(encoded).to(model.device)
             with torch.inference_mode(), evaluating(model):
-                if side is sides.first:
+                if entry is inputs.first:
                     done.append(_head(model).encoded(model.encode(signal)).cpu())
                 else:
                     done.append(model(signal)[0][:, 0].cpu())
         return at_least_single(torch.cat(done)) if done else torch.zeros(0, 1)
+
+
+def _names(data: Data) -> tuple[str, str]:
+    """Return the names of both inputs; placeholders without data."""
+    first, second = data.inputs or ("first", "second")
+    return first, second
 
 
 def _head(model: Transformer) -> Matcher:
@@ -184,32 +189,32 @@ def _head(model: Transformer) -> Matcher:
     return head
 
 
-def _read(side: Side, row: Mapping[str, Any]) -> Any:
+def _read(entry: PairInput, row: Mapping[str, Any]) -> Any:
     try:
-        return side.read(row)
+        return entry.read(row)
     except Unusable as error:
         raise UserError(str(error)) from None
 
 
 def _found(
-    sides: Sides, rows: Sequence[Mapping[str, Any]], first: np.ndarray, second: np.ndarray
+    inputs: PairInputs, rows: Sequence[Mapping[str, Any]], first: np.ndarray, second: np.ndarray
 ) -> Iterable[dict[str, Any]]:
     """Yield a report section for each input: the first rows, with the best candidates among the other inputs."""
-    scores = first @ second.T
-    for side, other, own in ((sides.first, sides.second, scores), (sides.second, sides.first, scores.T)):
-        best = np.argsort(-own[:_SHOWN], axis=1)[:, :_CANDIDATES]
+    of_first = first @ second.T
+    for entry, other, scores in ((inputs.first, inputs.second, of_first), (inputs.second, inputs.first, of_first.T)):
+        best = np.argsort(-scores[:_SHOWN], axis=1)[:, :_CANDIDATES]
         queries = [
             {
-                **_look(side, rows[i]),
-                "candidates": [_look(other, rows[j], float(own[i, j]), bool(i == j)) for j in near],
+                **_look(entry, rows[i]),
+                "candidates": [_look(other, rows[j], float(scores[i, j]), bool(i == j)) for j in near],
             }
             for i, near in enumerate(best)
         ]
         if queries:
-            yield {"kind": "retrieval", "title": f"From {side.name} to {other.name}", "queries": queries}
+            yield {"kind": "retrieval", "title": f"From {entry.name} to {other.name}", "queries": queries}
 
 
-def _look(side: Side, row: Mapping[str, Any], score: float = 1.0, right: bool = True) -> dict[str, Any]:
+def _look(entry: PairInput, row: Mapping[str, Any], score: float = 1.0, right: bool = True) -> dict[str, Any]:
     """Return how a value looks in a report: a picture or a player if it has one, and a caption."""
-    look = {"source": side.picture(row), "sound": side.player(row), "caption": side.shown(row)}
+    look = {"source": entry.picture(row), "sound": entry.player(row), "caption": entry.shown(row)}
     return {**look, "score": score, "right": right}

@@ -17,14 +17,14 @@ from qkv.tasks.dataset import leaves
 from qkv.tasks.example_task import Truncation, text_in
 
 
-class SidePair(NamedTuple):
+class EncodedPair(NamedTuple):
     """Encoded inputs of a row, and a number for the content of each: equal inputs have equal numbers."""
 
     values: tuple[Any, Any]
     contents: tuple[int, int]
 
 
-class Side:
+class PairInput:
     """Reader of one of two inputs, named ``name``: it encodes the values of rows and collates them."""
 
     name: str
@@ -67,7 +67,7 @@ class Side:
         return []
 
 
-class ProcessorSide(Side):
+class ProcessorInput(PairInput):
     """Reader of an input that a processor encodes, such as images."""
 
     def __init__(self, name: str, vocabulary: Vocabulary):
@@ -95,15 +95,14 @@ class ProcessorSide(Side):
         return self.processor.player(row[self.name])
 
     def features(self, values: Sequence[Any]) -> np.ndarray | None:
-        rows = [self.processor.features(value) for value in values]
-        found = [row for row in rows if row is not None]
-        return np.stack(found) if len(found) == len(rows) else None
+        rows = [row for row in map(self.processor.features, values) if row is not None]
+        return np.stack(rows) if len(rows) == len(values) else None
 
     def notes(self, examples: int) -> list[str]:
         return self.processor.notes()
 
 
-class TextSide(Side, Truncation):
+class TextInput(PairInput, Truncation):
     """Reader of a text, framed by the tokenizer's special tokens and truncated to ``room`` positions."""
 
     is_text = True
@@ -130,31 +129,31 @@ class TextSide(Side, Truncation):
         return Truncation.notes(self, examples)
 
 
-class Sides(NamedTuple):
+class PairInputs(NamedTuple):
     """Readers of both inputs: the encoder reads ``first``, the model's blocks read ``second``."""
 
-    first: Side
-    second: Side
+    first: PairInput
+    second: PairInput
 
-    def read(self, row: Mapping[str, Any]) -> SidePair:
+    def read(self, row: Mapping[str, Any]) -> EncodedPair:
         """Encode both inputs of a row. Raises ``Unusable`` or ``UserError``."""
-        first, second = (side.read(row) for side in self)
-        return SidePair((first, second), (content_of(first), content_of(second)))
+        first, second = (entry.read(row) for entry in self)
+        return EncodedPair((first, second), (content_of(first), content_of(second)))
 
     def notes(self, examples: int) -> list[str]:
         """Return messages of both readers."""
-        return [note for side in self for note in side.notes(examples)]
+        return [note for entry in self for note in entry.notes(examples)]
 
 
-def sides_of(recipe: Recipe, vocabulary: Vocabulary) -> Sides:
+def pair_inputs_of(recipe: Recipe, vocabulary: Vocabulary) -> PairInputs:
     """Build the readers of both inputs of a run."""
     encoder, model = recipe.model.encoder, recipe.model
     assert encoder is not None
     first, second = recipe.data.inputs
     lengths = (encoder.context_length, model.context_length)
-    return Sides(
+    return PairInputs(
         *(
-            ProcessorSide(name, vocabulary) if name in vocabulary.processors else TextSide(name, vocabulary, room)
+            ProcessorInput(name, vocabulary) if name in vocabulary.processors else TextInput(name, vocabulary, room)
             for name, room in zip((first, second), lengths, strict=True)
         )
     )
