@@ -13,8 +13,8 @@ from tests.contracts.subjects import OneBranch
 from torch import Tensor
 
 from qkv.layers.observable import list_points
-from qkv.layers.tap import Recorder, Tap
-from qkv.lens.record import Replacement
+from qkv.layers.tap import Recorder, Tap, TapSequence
+from qkv.lens.capture.edits import replace
 
 PARTS = {describe(part): part for part in (*(part for parts in SAMPLES.values() for part in parts), *BIDIRECTIONAL)}
 COUNT = 7
@@ -64,14 +64,16 @@ def test_each_point_is_read_and_its_value_put_back_changes_nothing(name: str, ho
     recorder = Recorder(*points)
     torch.testing.assert_close(with_tap(name, how, recorder), expected)
     assert {path for path, _ in recorder} == points.keys()
-    back = Replacement({place: value.clone() for place, value in recorder.records.items()})
+    back = TapSequence(*(replace(place, value.clone()) for place, value in recorder.records.items()))
     torch.testing.assert_close(with_tap(name, how, back), expected, rtol=1e-6, atol=1e-8)
 
 
 IDLE: dict[str, tuple[str, ...]] = {
-    "window(1)": ("q", "k"),  # a query that sees one key reads it, whatever the score
+    "window(1)": ("q", "k", "scores"),  # a query that sees one key reads it, whatever the score
+    "window=1, num_retrieved=1": ("scores",),
+    "relative=alibi, top_k=1": ("scores",),
     "window=70, num_global=20": ("q", "k", "v"),  # all positions are global, with other projections
-    "segment=1, num_basis=1": ("k",),  # a window of one key
+    "segment=1, num_basis=1": ("k", "scores"),  # a window of one key
     "num_heads=16, qk_norm=layer_norm, top_k=3": ("q",),  # the norm of one feature makes all keys equal
     "num_heads=2, head_dim=1, qk_norm=layer_norm": ("q",),
 }
@@ -84,7 +86,7 @@ def test_another_value_at_a_point_changes_the_output(name: str) -> None:
     expected, idle = with_tap(name, how, None), set[str]()
     for path in list_points(subject_of(name).module):
         sizes = list[int]()
-        other = Replacement({path: lambda value, sizes=sizes: drawn(value, sizes)})
+        other = replace(path, lambda value, sizes=sizes: drawn(value, sizes))
         if torch.allclose(with_tap(name, how, other), expected) and sum(sizes):
             idle.add(path.removeprefix("it."))
     assert idle == {point for text, points in IDLE.items() if text in name for point in points}
@@ -132,9 +134,10 @@ def test_what_follows_reads_a_state_put_in_its_place(name: str) -> None:
     _, state = subject.call(y[:, :3], subject.start(2))
     subject.tap = None
     expected = subject.call(x[:, 3:], state)[0]
-    subject.tap = Replacement(recorder.records)
+    ((place, value),) = recorder.records.items()
+    subject.tap = replace(place, value)
     _, state = subject.call(x[:, :3], subject.start(2))
-    subject.tap, (value,) = None, recorder.records.values()
+    subject.tap = None
     torch.testing.assert_close(held(state.inner), value.select(AXES[PARTS[name].kind], -1))
     if PARTS[name].kind in ("retention", "rnn", "gru"):  # they remember nothing else
         torch.testing.assert_close(subject.call(x[:, 3:], state)[0], expected)

@@ -12,7 +12,7 @@ from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import BatchNorm
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Recorder
-from qkv.lens.record import Replacement
+from qkv.lens.capture.edits import replace
 from qkv.models.build import build
 from qkv.models.families.presets import PRESETS, preset
 from qkv.models.transformer import Transformer
@@ -106,7 +106,7 @@ def test_what_a_tap_returns_takes_the_place_of_what_was_computed() -> None:
     built = build(model(num_layers=2)).eval()
     with torch.no_grad():
         plain = built(ids())[0]
-        silent = built(ids(), tap=Replacement({"blocks.*.branches.*.output": torch.zeros_like}))[0]
+        silent = built(ids(), tap=replace("blocks.*.branches.*.output", 0.0))[0]
         alone = built.head(built.norm(*built.embed(Signal(ids()))))
     torch.testing.assert_close(silent, alone)
     assert not torch.allclose(silent, plain, atol=1e-4)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from qkv.layers.context import Context
 from qkv.layers.observable import list_points
-from qkv.layers.tap import Location, Recorder, Tap
-from qkv.lens.record import Replacement, record
+from qkv.layers.tap import Location, Recorder, Tap, TapSequence
+from qkv.lens.capture.edits import replace
+from qkv.lens.record import record
 from qkv.models.build import build
 from qkv.models.transformer import Transformer
 from qkv.ops.attention import reference
@@ -97,21 +98,8 @@ def test_a_norm_divides_by_its_scale(norm: Norm) -> None:
         scale = recorder[f"{path}.norm.scale"]
         torch.testing.assert_close(centred / scale, recorder[f"{path}.input"])
         halved = Recorder("input")
-        m(IDS, tap=Both(Replacement({f"{path}.norm.scale": lambda s: 2 * s}), halved))
+        m(IDS, tap=TapSequence(replace(f"{path}.norm.scale", lambda s: 2 * s), halved))
         torch.testing.assert_close(halved[f"{path}.input"], centred / scale / 2)
-
-
-class Both(Tap):
-    """Two taps as one: the second receives what the first leaves."""
-
-    def __init__(self, first: Tap, second: Tap):
-        super().__init__(*first.points, *second.points)
-        self.taps = first, second
-
-    def offer(self, path: str, value: Tensor) -> Tensor:
-        for tap in self.taps:
-            value = tap.offer(path, value)
-        return value
 
 
 def test_a_batch_norm_has_no_scale_of_a_vector() -> None:
@@ -146,10 +134,10 @@ def test_a_value_in_the_place_of_another_decides_the_output() -> None:
     m = built(MIXERS["rope"], GatedFeedForward(), GRU())
     expected = m(IDS)[0]
     for path in list_points(m):
-        assert not torch.allclose(m(IDS, tap=Replacement({path: lambda x: torch.full_like(x, 0.3)}))[0], expected), path
+        assert not torch.allclose(m(IDS, tap=replace(path, lambda x: torch.full_like(x, 0.3)))[0], expected), path
         recorder = Recorder(path)
         torch.testing.assert_close(m(IDS, tap=recorder)[0], expected)
-        same = Replacement({path: recorder[path].clone()})
+        same = replace(path, recorder[path].clone())
         torch.testing.assert_close(m(IDS, tap=same)[0], expected)
 
 
@@ -159,9 +147,9 @@ def test_activation_patching() -> None:
     m = built()
     values = record(m, OTHER, "residual_after", "q", "weights")
     last = "blocks.1.branches.1.residual_after"
-    torch.testing.assert_close(m(IDS, tap=Replacement({last: values[last]}))[0], m(OTHER)[0])
+    torch.testing.assert_close(m(IDS, tap=replace(last, values[last]))[0], m(OTHER)[0])
     path = "blocks.0.branches.0.q"
-    third = Replacement({path: lambda q: torch.cat((q[:, :, :2], values[path][:, :, 2:3], q[:, :, 3:]), 2)})
+    third = replace(path, lambda q: torch.cat((q[:, :, :2], values[path][:, :, 2:3], q[:, :, 3:]), 2))
     changed, plain = m(IDS, tap=third)[0], m(IDS)[0]
     torch.testing.assert_close(changed[:, :2], plain[:, :2])
     assert all(not torch.allclose(changed[:, i], plain[:, i]) for i in range(2, 5))
@@ -174,8 +162,9 @@ def test_replaced_scores_and_weights_make_the_heads(point: str) -> None:
     path = f"blocks.0.branches.0.{point}"
     other = torch.randn(2, 2, 5, 5, dtype=torch.float64)
     recorder = Recorder("v", "head_outputs", "weights")
-    m(IDS, tap=Both(Replacement({path: other}), recorder))
-    weights = other if point == "weights" else other.softmax(-1)
+    m(IDS, tap=TapSequence(replace(path, other), recorder))
+    hidden = torch.ones(5, 5).triu(1).bool()  # keys that the mask hides stay hidden
+    weights = other if point == "weights" else other.masked_fill(hidden, -torch.inf).softmax(-1)
     v = recorder["blocks.0.branches.0.v"].expand(-1, 2, -1, -1)
     torch.testing.assert_close(recorder["blocks.0.branches.0.head_outputs"], weights @ v)
     torch.testing.assert_close(recorder["blocks.0.branches.0.weights"], weights)
@@ -191,7 +180,7 @@ def test_an_ablated_head_adds_nothing() -> None:
     def without_the_second(z: Tensor) -> Tensor:
         return torch.cat((z[:, :1], torch.zeros_like(z[:, 1:])), 1)
 
-    m(IDS, tap=Both(Replacement({path: without_the_second}), recorder))
+    m(IDS, tap=TapSequence(replace(path, without_the_second), recorder))
     first = recorder[path][:, 0]
     weight, bias = branch.ending().weight, branch.ending().bias  # type: ignore[union-attr]
     torch.testing.assert_close(first @ weight[:, : first.shape[-1]].T + bias, recorder[f"{branch.name}.output"])  # type: ignore[index,operator]
@@ -210,7 +199,7 @@ def test_encoder_and_decoder_do_not_overwrite_one_another() -> None:
     assert tap["frontend.output"].shape == (1, 2, m.spec.width)
     for layer, vectors in enumerate(memory.vectors):
         assert torch.equal(tap.calls("encoder.norm.output")[layer], vectors)
-    zero = Replacement({"encoder.norm.output": torch.zeros_like(memory.vectors[0])})
+    zero = replace("encoder.norm.output", torch.zeros_like(memory.vectors[0]))
     empty = m.encode(torch.tensor([[3, 1, 4]]), zero)
     assert not torch.allclose(m(torch.tensor([[2, 6]]), memory=empty)[0], logits)
 
@@ -229,9 +218,9 @@ def test_a_repeated_block_has_a_record_for_each_time() -> None:
     for call in (0, 1):
         place = Location(call, name, "residual_after")
         assert torch.equal(tap.records[place], values[call])
-        other = Replacement({place: torch.zeros_like(values[call])})
+        other = replace(place, torch.zeros_like(values[call]))
         changed = Recorder("residual_after")
-        assert not torch.allclose(m(torch.tensor([[3, 1, 4, 1]]), tap=Both(other, changed))[0], out)
+        assert not torch.allclose(m(torch.tensor([[3, 1, 4, 1]]), tap=TapSequence(other, changed))[0], out)
         assert not changed.calls(path)[call].any()
         assert changed.calls(path)[1 - call].any()
 
@@ -265,8 +254,8 @@ def test_a_function_is_no_tap() -> None:
 
 
 def test_a_value_of_another_shape_is_refused() -> None:
-    tap = Replacement({"blocks.0.branches.0.q": torch.zeros(2, 2, 4, 8)})
-    with pytest.raises(UserError, match=r"at 'blocks.0.branches.0.q' has the shape \[2, 2, 4, 8\]; .* \[2, 2, 5, 8\]"):
+    tap = replace("blocks.0.branches.0.q", torch.zeros(2, 2, 4, 8))
+    with pytest.raises(UserError, match=r"at 'blocks.0.branches.0.q' does not fit its shape \[2, 2, 5, 8\]"):
         built()(IDS, tap=tap)
 
 

@@ -9,7 +9,7 @@ import torch
 from tests.tasks.running import opened, recipe_of
 
 from qkv.data.batching.rows import random
-from qkv.lens.record import Replacement
+from qkv.lens.capture.edits import replace
 from qkv.runs.evaluation import evaluate
 from qkv.spec.errors import SpecError
 from qkv.spec.recipe import Recipe
@@ -70,7 +70,7 @@ def test_the_gradient_is_that_of_finite_differences(spec: dict[str, Any]) -> Non
     embedded, _ = model.embed(drawn.input)
 
     def logit(x: torch.Tensor) -> torch.Tensor:
-        answer, _ = model(drawn.input, tap=Replacement({"frontend.output": x}))
+        answer, _ = model(drawn.input, tap=replace("frontend.output", x))
         return answer.gather(1, drawn.targets[:, None])[:, 0]
 
     slopes = []

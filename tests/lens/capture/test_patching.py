@@ -12,13 +12,14 @@ from torch import Tensor
 from qkv.data.batching.batch import Batch
 from qkv.layers.context import Context
 from qkv.layers.signal import Signal
+from qkv.lens.capture.edits import replace
 from qkv.lens.capture.gradients import gradients
 from qkv.lens.capture.grids import patching_grid
 from qkv.lens.capture.metrics import logit_difference, task_metric
 from qkv.lens.capture.paths import patch_path
 from qkv.lens.capture.records import rows_of
 from qkv.lens.capture.regions import Region
-from qkv.lens.record import Replacement, record
+from qkv.lens.record import record
 from qkv.models.transformer import Transformer
 from qkv.spec.tasks import NextToken
 from qkv.system.errors import UserError
@@ -45,7 +46,7 @@ def test_a_gradient_is_that_of_finite_differences(point: str) -> None:
     bump[place] = 1e-5
     with torch.no_grad():
         up, down = (
-            difference(model(RAGGED, tap=Replacement({path: value + sign * bump.view_as(value)}))[0]).sum()
+            difference(model(RAGGED, tap=replace(path, value + sign * bump.view_as(value)))[0]).sum()
             for sign in (1, -1)
         )
     torch.testing.assert_close((up - down) / 2e-5, slope.flatten()[place], rtol=1e-5, atol=1e-7)
@@ -68,7 +69,7 @@ def patched_by_hand(model: Transformer, path: str, index: Any) -> Tensor:
         value[index] = clean[index]
         return value
 
-    return difference(model(OTHER, tap=Replacement({path: change}))[0])
+    return difference(model(OTHER, tap=replace(path, change))[0])
 
 
 def ratio(patched: Tensor, clean: Tensor, corrupted: Tensor, rows: list[int]) -> float:
@@ -151,7 +152,7 @@ def test_a_patched_path_is_the_one_by_hand(point: str) -> None:
         features = slice(first + 4, first + 8)  # head 1 of four features
         new = base[path].clone()
         new[:, 1] = (read @ slots[1].body.qkv.weight.T + slots[1].body.qkv.bias)[..., features]
-    expected = difference(model(RAGGED, tap=Replacement({path: new}))[0])
+    expected = difference(model(RAGGED, tap=replace(path, new))[0])
     torch.testing.assert_close(result, expected)
     assert not torch.allclose(result, metric(model, RAGGED))
 

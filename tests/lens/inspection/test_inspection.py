@@ -20,11 +20,11 @@ from tests.serving.models import translation_run
 
 import qkv
 from qkv.cli.main import main
+from qkv.lens.capture.edits import replace
 from qkv.lens.inspection.inspection import Inspection, inspect_run
 from qkv.lens.inspection.local_server import LocalServer
 from qkv.lens.inspection.packing import ArrayBlock
 from qkv.lens.inspection.views import VIEWS
-from qkv.lens.record import Replacement
 from qkv.lens.views.attention_maps import attention_maps
 from qkv.runs.run import Run
 from qkv.system.errors import UserError
@@ -75,7 +75,7 @@ def test_a_head_that_is_taken_out_has_its_mean(run: Run) -> None:
         return value
 
     ids = torch.tensor([run.tokenizer.encode(TEXT["text"])])
-    expected = run.model(ids, tap=Replacement({f"{path}.head_outputs": mean}))[0][0, -1].detach()
+    expected = run.model(ids, tap=replace(f"{path}.head_outputs", mean))[0][0, -1].detach()
     np.testing.assert_allclose(
         unpack(view, view["data"]["logits"]), expected[: run.tokenizer.vocab_size], rtol=1e-5, atol=1e-6
     )

@@ -13,7 +13,7 @@ from tests.models.stacks import ids, model, seven
 from torch import Tensor
 
 from qkv.layers.signal import Signal
-from qkv.lens.record import Replacement
+from qkv.lens.capture.edits import replace
 from qkv.lens.views.importance import NOT_EXPLANATIONS, flow, importance, rank_correlation
 from qkv.lens.views.integrated_gradients import gauss_legendre, integrated_gradients
 from qkv.models.build import build
@@ -72,7 +72,7 @@ def test_values_equal_a_riemann_sum() -> None:
     total, count = torch.zeros(2, 9, dtype=torch.float64), 400
     for i in range(count):
         y = (b + (i + 0.5) / count * (x - b)).requires_grad_()
-        output = m(ids(), tap=Replacement({"frontend.output": y}))[0][:, 3, 4]
+        output = m(ids(), tap=replace("frontend.output", y))[0][:, 3, 4]
         total += (torch.autograd.grad(output.sum(), y)[0] * (x - b)).sum(-1) / count
     torch.testing.assert_close(found.values, total, rtol=1e-3, atol=1e-5)
     assert not found.values[:, 4:].any()
@@ -128,7 +128,7 @@ def test_ablation_is_the_fall_of_the_logit() -> None:
         mean = x.flatten(0, 1).mean(0)
         for s in (0, 8):
             changed = torch.cat((x[:, :s], mean.expand(2, 1, -1), x[:, s + 1 :]), 1)
-            logits = m(ids(), tap=Replacement({"frontend.output": changed}))[0]
+            logits = m(ids(), tap=replace("frontend.output", changed))[0]
             torch.testing.assert_close(found.ablation[:, s], (m(ids())[0] - logits)[:, -1, 4])
     assert found.sentence == NOT_EXPLANATIONS
     assert "Jain & Wallace 2019" in NOT_EXPLANATIONS

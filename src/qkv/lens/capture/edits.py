@@ -1,7 +1,7 @@
 """Edits of values inside a model: replace, ablate, patch from another run of the model, steer.
 
-Each is a tap, and changes one ``Region`` of the values at a point: in a call, ``model(signal, tap=ablate("weights"))``,
-or in all calls of a block, ``with model.tapped(ablate(Region("head_outputs", heads=[3]))): …``.
+Each is a tap, and changes the values at one ``Place``: in a call, ``model(signal, tap=ablate("weights"))``, or in all
+calls of a block, ``with model.tapped(ablate(Region("head_outputs", heads=[3]))): …``. Padding stays as it is.
 """
 
 from __future__ import annotations
@@ -36,11 +36,17 @@ Change = Callable[[Tensor, Site], Tensor]
 """Function (value, its site) -> value to take the region from; it must broadcast to the value."""
 
 
-class Edit(Tap):
-    """Tap that replaces a region of the values at a point by those of ``change``, and nothing else."""
+Place = Region | Location | str
+"""Place that an edit changes: a region, the value of one call, or all values at the name or path of a point."""
 
-    def __init__(self, region: Region | str, change: Change):
-        self.region = Region(region) if isinstance(region, str) else region
+
+class Edit(Tap):
+    """Tap that replaces the values at a place by those of ``change``, and nothing else."""
+
+    def __init__(self, place: Place, change: Change):
+        self.call = place.call if isinstance(place, Location) else None
+        point = place.path if isinstance(place, Location) else place
+        self.region = point if isinstance(point, Region) else Region(point)
         super().__init__(self.region.point)
         self.change = change
 
@@ -48,9 +54,11 @@ class Edit(Tap):
         super().check(points)
         self.region.check(points)
 
-    def at(self, location: Location, value: Tensor) -> Tensor:
+    def at(self, location: Location, value: Tensor) -> Tensor | None:
+        if self.call not in (None, location.call):
+            return None
         path = location.path
-        axes, span = axes_of(self.descriptions[path]), self.span_of(path)
+        axes, span = axes_of(self.descriptions.get(path, "")), self.span_of(path)
         mask = self.region.mask(value, axes, span, path)
         if location.point == "scores":  # a hidden key stays hidden
             mask = mask & (value > -torch.inf)
@@ -62,25 +70,25 @@ class Edit(Tap):
             ) from None
 
 
-def replace(region: Region | str, new: Tensor | float | Callable[[Tensor], Tensor]) -> Edit:
-    """Replace a region by ``new``: a number, a tensor that broadcasts to the value at the point, or a function of the
-    value.
+def replace(place: Place, new: Tensor | float | Callable[[Tensor], Tensor]) -> Edit:
+    """Replace the values at a place by ``new``: a number, a tensor that broadcasts to the value at the point, or a
+    function of the value.
     """
     if callable(new):
-        return Edit(region, lambda value, site: new(value))
-    return Edit(region, lambda value, site: torch.as_tensor(new, device=value.device).expand(value.shape))
+        return Edit(place, lambda value, site: new(value))
+    return Edit(place, lambda value, site: torch.as_tensor(new, device=value.device).expand(value.shape))
 
 
-def steer(region: Region | str, vector: Tensor, factor: float = 1.0) -> Edit:
-    """Add ``factor`` · ``vector`` to a region, as in activation steering (Turner et al. 2023).
+def steer(place: Place, vector: Tensor, factor: float = 1.0) -> Edit:
+    """Add ``factor`` · ``vector`` to the values at a place, as in activation steering (Turner et al. 2023).
 
     ``vector``: broadcasts to the value at the point, such as (D) to a residual stream (B, N, D).
     """
-    return Edit(region, lambda value, site: value + factor * vector.to(value))
+    return Edit(place, lambda value, site: value + factor * vector.to(value))
 
 
-def ablate(region: Region | str, by: str = "zero", seed: int = 0) -> Edit:
-    """Take a region out: replace it by what tells the model nothing about it.
+def ablate(place: Place, by: str = "zero", seed: int = 0) -> Edit:
+    """Take the values at a place out: replace them by what tells the model nothing about it.
 
     by: "zero": 0. "rows": mean over the rows of the batch, position by position. "positions": mean over the row's
     positions outside of the region, or over all if there are none. "resample": value of another row of the batch at the
@@ -90,7 +98,7 @@ def ablate(region: Region | str, by: str = "zero", seed: int = 0) -> Edit:
     """
     if by not in ABLATIONS:
         raise UserError(f"an ablation is by {', '.join(map(repr, ABLATIONS))}; {by!r} is none of them")
-    return Edit(region, _resampled(seed) if by == "resample" else ABLATIONS[by])
+    return Edit(place, _resampled(seed) if by == "resample" else ABLATIONS[by])
 
 
 def _zero(value: Tensor, site: Site) -> Tensor:
@@ -151,8 +159,8 @@ def _aligned(value: Tensor, site: Site, what: str) -> None:
         )
 
 
-def patch(region: Region | str, run: Recorder | Tensor) -> Edit:
-    """Replace a region by the values of another run of the model (activation patching, Vig et al. 2020).
+def patch(place: Place, run: Recorder | Tensor) -> Edit:
+    """Replace the values at a place by those of another run of the model (activation patching, Vig et al. 2020).
 
     ``run``: recorder of the other run, with the same number of rows or a single one, or the value at the point.
     Positions are those of the rows, so that a run on whole rows can be patched into decoding steps, and the reverse.
@@ -160,8 +168,8 @@ def patch(region: Region | str, run: Recorder | Tensor) -> Edit:
     Raises ``UserError`` during a call if the other run lacks a selected position.
     """
     if isinstance(run, Tensor):
-        return replace(region, run)
-    return Edit(region, lambda value, site: _of_run(run, value, site))
+        return replace(place, run)
+    return Edit(place, lambda value, site: _of_run(run, value, site))
 
 
 def _of_run(run: Recorder, value: Tensor, site: Site) -> Tensor:

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from qkv.layers.observable import list_points
 from qkv.layers.tap import Recorder, matches
-from qkv.lens.capture.edits import patch
+from qkv.lens.capture.edits import patch, replace
 from qkv.lens.capture.metrics import Metric
 from qkv.lens.capture.regions import Region
-from qkv.lens.record import Replacement
 from qkv.models.block import Slot
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
@@ -44,7 +43,8 @@ def patch_path(model: Transformer, inputs: Any, other: Any, sender: Region, rece
             metric(model, inputs)
         with model.tapped(Recorder(sender.point)) as sent:
             metric(model, other)
-        with model.tapped(patch(sender, sent), Replacement({**frozen.records}), receiver.point) as reading:
+        own = (replace(place, value) for place, value in frozen.records.items())
+        with model.tapped(patch(sender, sent), *own, receiver.point) as reading:
             metric(model, inputs)
         with model.tapped(patch(receiver, reading)):
             return metric(model, inputs)

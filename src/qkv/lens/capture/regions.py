@@ -38,6 +38,11 @@ class Region:
     features: Sequence[int] | None = None
     rows: Sequence[int] | None = None
 
+    @property
+    def whole(self) -> bool:
+        """True if the region is the value at all unpadded positions."""
+        return all(getattr(self, field) is None for field in _INDEXED)
+
     def check(self, points: Mapping[str, str]) -> None:
         """Raise ``UserError`` if a point that the region selects lacks an axis that it indexes.
 
@@ -57,6 +62,8 @@ class Region:
 
         Raises ``UserError`` for an index outside of the value, or positions that the call cannot tell.
         """
+        if self.whole and (len(axes) != value.dim() or span is None):
+            return torch.ones((1,) * value.dim(), dtype=torch.bool, device=value.device)
         if len(axes) != value.dim():
             raise UserError(
                 f"the value at {path!r} has the shape {list(value.shape)} in this call, not the axes "

@@ -12,7 +12,7 @@ from qkv.layers.context import Context
 from qkv.layers.linear.quantized import QuantizedLinear
 from qkv.layers.norms import Norm
 from qkv.layers.tap import Location
-from qkv.lens.record import Replacement
+from qkv.lens.capture.edits import replace
 from qkv.models.block import Slot
 from qkv.models.transformer import Transformer
 
@@ -84,7 +84,7 @@ def linear_part(norm: Norm, terms: Sequence[Tensor], scale: Tensor | None) -> li
     """
     many = torch.stack([*terms, torch.zeros_like(terms[0])])
     point = f"{norm.name}.scale"
-    tap = None if scale is None else Replacement({point: scale.repeat(len(many), 1, 1)})
+    tap = None if scale is None else replace(point, scale.repeat(len(many), 1, 1))
     context = Context(torch.zeros(1, many.shape[2], dtype=torch.long, device=many.device), tap=tap)
     *normed, zero = norm(many.flatten(0, 1), context).unflatten(0, many.shape[:2])
     return [each - zero for each in normed]

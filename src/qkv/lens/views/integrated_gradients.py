@@ -13,7 +13,7 @@ from torch import Tensor
 from qkv.layers.linear.quantized import QuantizedLinear, QuantizedTable
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Recorder, Tap
-from qkv.lens.record import Replacement
+from qkv.lens.capture import edits
 from qkv.models.edit.quantize import widened
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
@@ -93,7 +93,7 @@ class Scalar:
 
     def at(self, vectors: Tensor) -> Tensor:
         """Return the output (B) for the input vectors (B, N, D)."""
-        return self(Replacement({self.point: vectors}))
+        return self(edits.replace(self.point, vectors))
 
     def together(self, vectors: Sequence[Tensor]) -> Tensor:
         """Return the outputs (K, B) for K input vectors (B, N, D), several rows of the model at once where the signal
