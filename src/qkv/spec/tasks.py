@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -9,6 +10,7 @@ from pydantic import Field
 from qkv.spec.base import Part, Seq
 from qkv.spec.errors import Problem
 from qkv.spec.model import Model
+from qkv.spec.processors import Processor
 from qkv.spec.recipes.chat_tasks import Chat as Chat
 from qkv.spec.recipes.multimodal_tasks import Matching as Matching
 from qkv.spec.recipes.preference_tasks import Preference as Preference
@@ -85,21 +87,43 @@ class Summarization(SequenceToSequence, kind="summarization"):
     """Summarisation; metric: ROUGE against all reference summaries of a text. Columns ``source`` and ``target``."""
 
 
-class SpeechToText(SequenceToSequence, kind="speech_to_text"):
+class SignalToText(SequenceToSequence):
+    """Base class of tasks that write a text about a signal, which the encoder reads: -Σ log p(y_i | y_<i, signal)."""
+
+    reads_signals: ClassVar[bool] = True
+    joins_inputs: ClassVar[bool] = False
+
+    @abstractmethod
+    def misfit(self, processor: type[Processor] | None) -> str:
+        """Return why an encoder of the signals of ``processor`` does not fit; empty if it does."""
+
+    def model_problems(self, model: Model) -> list[Problem]:
+        sentence = self.misfit(model.encoder and model.encoder.frontend.processor)
+        return [Problem(("encoder",), f"the task {self.kind!r} needs {sentence}")] if sentence else []
+
+
+class SpeechToText(SignalToText, kind="speech_to_text"):
     """Transcription of speech by an encoder–decoder: -Σ log p(y_i | y_<i, sound) (Whisper, Radford et al. 2022).
 
     Metrics: word and character error rate. Columns: the sound and ``text``.
     """
 
-    reads_signals: ClassVar[bool] = True
-    joins_inputs: ClassVar[bool] = False
+    def misfit(self, processor: type[Processor] | None) -> str:
+        if processor is not None and processor.of_sounds:
+            return ""
+        return "an encoder that reads sound; give one with the front end mel_convolutions or wave_convolutions"
 
-    def model_problems(self, model: Model) -> list[Problem]:
-        encoder = model.encoder
-        if encoder is not None and encoder.frontend.processor is not None and encoder.frontend.processor.of_sounds:
-            return []
-        sentence = f"the task {self.kind!r} needs an encoder that reads sound"
-        return [Problem(("encoder",), f"{sentence}; give one with the front end mel_convolutions or wave_convolutions")]
+
+class Captioning(SignalToText, kind="captioning"):
+    """Description of an image, or of another signal, by an encoder–decoder (Vinyals et al. 2015).
+
+    Metrics: BLEU and CIDEr against all texts of the image. Columns: the image and ``text``.
+    """
+
+    def misfit(self, processor: type[Processor] | None) -> str:
+        if processor is not None:
+            return ""
+        return "an encoder that reads images or another signal; give one with a front end such as patches"
 
 
 ClassWeights = Literal["none", "balanced"] | dict[str, Annotated[float, Field(gt=0)]]

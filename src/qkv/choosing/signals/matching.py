@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from qkv.choosing.signals.register import RecipeRequest, choice_for, chooses
+from qkv.choosing.signals.register import RecipeRequest, chooses
 from qkv.choosing.signals.settings import short_form, training_of
+from qkv.choosing.signals.stacks import InputStack, encoder_of, stack_for
 from qkv.data.processors.processor import build_processor, every_recognised
 from qkv.data.records.formats import table_of
 from qkv.data.records.model import Records
@@ -18,8 +19,7 @@ from qkv.spec.data import Data, RandomCrops
 from qkv.spec.frontends import Text
 from qkv.spec.heads import MatchingHead
 from qkv.spec.masks import Full
-from qkv.spec.model import Block, Encoder, Model
-from qkv.spec.processors import Processor
+from qkv.spec.model import Block, Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Classification, Matching
 from qkv.spec.tokenizers import Tokenizer, WordPiece
@@ -32,26 +32,6 @@ _LONGEST = 64
 """Maximum number of tokens of a text; longer ones are cut."""
 _CHARACTERS = 4
 """Characters of a token, roughly."""
-
-
-class _Stack(NamedTuple):
-    """Stack of one input, with its processor or tokenizer."""
-
-    reader: Any
-    model: Model
-
-
-class _InputRequest(RecipeRequest):
-    """Request for the recipe of one of two inputs alone, as if its rows were classified."""
-
-    def __init__(self, request: RecipeRequest, records: Records, name: str, processor: Processor):
-        data = request.data.changed(processor=processor, inputs={})
-        super().__init__(Classification(), data, (), request.machine)
-        self.records, self._name = records, name
-
-    @property
-    def values(self) -> list[Any]:
-        return [row[self._name] for row in self.records.splits["train"]]
 
 
 @chooses(Matching)
@@ -78,7 +58,7 @@ def choose_matching(request: RecipeRequest) -> Recipe:
             inputs={name: each.reader for name, each in stacks.items()},
             batching=RandomCrops(),
         ),
-        model=model.model.changed(encoder=_encoder(encoder.model), head=MatchingHead()),
+        model=model.model.changed(encoder=encoder_of(encoder.model), head=MatchingHead()),
         task=request.task,
         training=training.changed(validation=validation),
         quick=short_form(training.steps),
@@ -100,30 +80,19 @@ def _inputs(data: Data) -> dict[str, Any]:
     return inputs
 
 
-def _stack(request: RecipeRequest, records: Records, name: str) -> _Stack:
+def _stack(request: RecipeRequest, records: Records, name: str) -> InputStack:
     """Choose processor, front end and blocks as for the input ``name`` alone."""
     reader = request.data.inputs[name]
     if isinstance(reader, Tokenizer):
         return _of_text([row[name] for row in records.splits["train"]])
-    choice = choice_for(reader)
-    if choice is None:
-        raise UserError(f"data.inputs.{name}: no recipe can be chosen automatically for {reader.kind}; write a recipe")
-    recipe = choice(_InputRequest(request, records, name, reader))
-    assert recipe.data.processor is not None
-    return _Stack(recipe.data.processor.of_pairs(), recipe.model)
+    return stack_for(request, reader, records, name)
 
 
-def _of_text(texts: Sequence[str]) -> _Stack:
+def _of_text(texts: Sequence[str]) -> InputStack:
     longest = float(np.quantile([len(str(text)) for text in texts], 0.99)) / _CHARACTERS
     words = len({word for text in texts for word in str(text).lower().split()})
     length = min(_LONGEST, max(8, round(1.5 * longest) + 2))
     attention = Attention(num_heads=4, mask=Full())
     block = Block(branches=(attention, FeedForward(hidden=256)), dropout=0.1)
     model = Model(width=128, num_layers=2, context_length=length, frontend=Text(dropout=0.1), blocks=(block,))
-    return _Stack(WordPiece(vocab_size=max(200, min(8000, 2 * words))), model)
-
-
-def _encoder(model: Model) -> Encoder:
-    """Return the stack of a model as an encoder of its own width."""
-    fields = {name: getattr(model, name) for name in Encoder.model_fields if name in Model.model_fields}
-    return Encoder(**fields)
+    return InputStack(WordPiece(vocab_size=max(200, min(8000, 2 * words))), model)

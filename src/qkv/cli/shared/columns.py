@@ -21,6 +21,7 @@ _OF_TASKS = {
     "series": (_COLUMN, "Column of series; for forecasts: of their names."),
     "known": ("COLUMNS", "Columns known in advance, such as holidays."),
     "summary": (_COLUMN, "Summary column."),
+    "caption": (_COLUMN, "Column of captions."),
     "source": ("FILE|COLUMN", "Source text file; with --data, a column."),
     "target": ("FILE|COLUMN", "Translation of --source, line by line."),
     "transcript": (_COLUMN, "Column of the texts of sounds."),

@@ -44,6 +44,11 @@ def _tokens(text: str) -> str:
     return " ".join(_TOKEN.findall(text.lower()))
 
 
+def words_of(text: str) -> list[str]:
+    """Return the lower-cased words of a text, without punctuation."""
+    return [token for token in _TOKEN.findall(text.lower()) if token[0].isalnum() or token[0] == "_"]
+
+
 def rouge(written: Sequence[str], references: Sequence[Sequence[str]]) -> Evaluation:
     """Compute stemmed ROUGE-1, ROUGE-2 and ROUGE-L F-measures (Lin 2004), 0 to 100.
 

@@ -1,0 +1,149 @@
+"""Captioning: a decoder writes a text about the image, or another signal, that an encoder reads."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from qkv.data.processors.processor import Processor
+from qkv.data.records.model import Role
+from qkv.data.vocabulary import Vocabulary
+from qkv.models.alignment import alignment
+from qkv.models.transformer import Transformer
+from qkv.ops.at_least_single import at_least_single
+from qkv.spec.recipe import Recipe
+from qkv.spec.register import implements
+from qkv.spec.tasks import Captioning
+from qkv.system.errors import UserError
+from qkv.tasks.dataset import Dataset, ExampleDataset
+from qkv.tasks.metrics.caption_metrics import cider
+from qkv.tasks.metrics.text_metrics import metric_library
+from qkv.tasks.pairs.pairs import marks
+from qkv.tasks.pairs.signal_to_text import SignalToTextTask
+from qkv.tasks.task import Evaluation, Totals
+
+_SHOWN, _WORDS = 12, 12
+"""Numbers of captions in the report, and of tokens whose attention is drawn."""
+_MOST_ROWS = 10_000
+_NOTE = "Cross-attention of the last layer, mean over heads, when each token was written: bright places were read."
+
+
+@implements(Captioning)
+class CaptioningTask(SignalToTextTask):
+    """Captioning, evaluated by CIDEr and BLEU; baseline: the caption of the most similar training image."""
+
+    roles = (
+        Role("image", "image", ("image", "picture", "photo", "file", "path")),
+        Role(
+            "target",
+            "text",
+            ("target", "caption", "captions", "text", "description", "sentence", "title"),
+            written=True,
+        ),
+    )
+    asks = ("image",)
+    metric = "cider"
+
+    def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Evaluation:
+        references = _references(rows, self.asks[0])
+        scorer = metric_library("sacrebleu.metrics").BLEU()
+        most = max(map(len, references), default=0)
+        columns = [[some[k] if k < len(some) else None for some in references] for k in range(most)]
+        score = scorer.corpus_score(list(written), columns)
+        exact = sum(text in some for text, some in zip(written, references, strict=True)) / max(1, len(written))
+        figures = {"cider": cider(written, references), "bleu": score.score, "exact": 100 * exact}
+        return Evaluation(figures, [], [f"BLEU: {scorer.get_signature()}"])
+
+    def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
+        evaluation = super().evaluate(model, dataset, split, seen, recipe)
+        assert isinstance(dataset, ExampleDataset)
+        nearest = self._nearest(dataset, split)
+        if nearest is None:
+            return evaluation
+        simple = self.compare(nearest, dataset.records[split]).figures
+        figures = evaluation.figures | {f"{name}_of_nearest_neighbour": value for name, value in simple.items()}
+        return Evaluation(figures, evaluation.sections, evaluation.notes)
+
+    def _nearest(self, dataset: ExampleDataset, split: str) -> list[str] | None:
+        """Return the caption of the most similar training image for each image of a split, by the cosine of simple
+        features; None without such features.
+        """
+        examples, rows = [*(dataset.fitted_examples or ())], [*(dataset.fitted_on or ())]
+        indices = np.unique(np.linspace(0, len(examples) - 1, min(len(examples), _MOST_ROWS)).round().astype(int))
+        processor = self.reader(dataset.recipe, dataset.vocabulary).processor
+        training = _features(processor, [examples[i].fields.source for i in indices])
+        unseen = _features(processor, [example.fields.source for example in dataset.examples[split]])
+        if training is None or unseen is None:
+            return None
+        mean, deviation = training.mean(0), training.std(0) + 1e-6
+        training, unseen = (_unit((x - mean) / deviation) for x in (training, unseen))
+        return [rows[indices[i]]["target"] for i in (unseen @ training.T).argmax(1)]
+
+    def _looked_at(
+        self,
+        model: Any,
+        vocabulary: Vocabulary,
+        recipe: Recipe,
+        rows: Sequence[Mapping[str, Any]],
+        written: Sequence[str],
+    ) -> list[dict[str, Any]]:
+        """Build the report sections of images with their captions, and of where each word of one looked."""
+        processor = self.reader(recipe, vocabulary).processor
+        pairs = zip(rows[:_SHOWN], written, strict=False)
+        drawn = [
+            {"source": picture, "sound": processor.player(row[self.asks[0]]), "caption": f"{text} ({row['target']})"}
+            for row, text in pairs
+            if (picture := processor.picture(row[self.asks[0]])) is not None
+        ]
+        if not drawn:
+            return []
+        section = {"kind": "pictures", "title": "Captions, and those of the data", "pictures": drawn}
+        return [section, *self._attention(model, vocabulary, processor, rows[0], written[0])]
+
+    def _attention(
+        self, model: Transformer, vocabulary: Vocabulary, processor: Processor, row: Mapping[str, Any], text: str
+    ) -> list[dict[str, Any]]:
+        """Build the section of cross-attention over one image; empty if positions are on no grid of an image."""
+        encoder, encoded = model.spec.encoder, processor.read(row[self.asks[0]])
+        picture = processor.picture_read(encoded)
+        if encoder is None or encoder.frontend.grid is None or len(encoder.frontend.grid) != 2 or picture is None:
+            return []
+        begin, _ = marks(vocabulary, self.spec.begin)
+        tokens = vocabulary.target.encode(text)[:_WORDS]
+        try:
+            _, weights = alignment(model, processor.signal([encoded]), [*begin, *tokens][:-1])[-1]
+        except UserError:  # the decoder reads the memory without attention
+            return []
+        rows_of_grid, leading = encoder.frontend.grid, encoder.frontend.leading
+        shares = at_least_single(weights).mean(0)[len(begin) - 1 :, leading:].reshape(-1, *rows_of_grid).cpu()
+        pictures = [
+            {
+                "source": picture,
+                "caption": vocabulary.target.decode([token]).strip(),
+                "heat": (share / share.max().clamp(min=1e-12)).tolist(),
+                "covered": list(encoder.frontend.covered[-2:]),
+            }
+            for token, share in zip(tokens, shares, strict=False)
+        ]
+        return [{"kind": "pictures", "title": "Where each word looked", "note": _NOTE, "pictures": pictures}]
+
+
+def _references(rows: Sequence[Mapping[str, Any]], name: str) -> list[list[str]]:
+    """Return the captions of the image of each row: of all rows with the same file."""
+    captions = defaultdict[Any, list[str]](list)
+    keys = [row[name] if isinstance(row[name], str) else i for i, row in enumerate(rows)]
+    for key, row in zip(keys, rows, strict=True):
+        captions[key].append(row["target"])
+    return [captions[key] for key in keys]
+
+
+def _features(processor: Processor, values: Sequence[Any]) -> np.ndarray | None:
+    rows = [row for row in map(processor.features, values) if row is not None]
+    return np.stack(rows) if rows and len(rows) == len(values) else None
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
