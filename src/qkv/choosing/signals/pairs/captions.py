@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from qkv.choosing.signals.pairs.stacks import encoder_of, stack_for
 from qkv.choosing.signals.register import RecipeRequest, chooses
 from qkv.choosing.signals.settings import short_form, training_of
-from qkv.choosing.signals.stacks import encoder_of, stack_for
 from qkv.data.processors.processor import build_processor, recognised
 from qkv.data.records.formats import table_of
 from qkv.report.figures import counted

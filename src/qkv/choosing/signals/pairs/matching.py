@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from qkv.choosing.signals.pairs.stacks import InputStack, encoder_of, stack_for
 from qkv.choosing.signals.register import RecipeRequest, chooses
 from qkv.choosing.signals.settings import short_form, training_of
-from qkv.choosing.signals.stacks import InputStack, encoder_of, stack_for
 from qkv.data.processors.processor import build_processor, every_recognised
 from qkv.data.records.formats import table_of
 from qkv.data.records.model import Records
