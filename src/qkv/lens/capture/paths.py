@@ -43,8 +43,8 @@ def patch_path(model: Transformer, inputs: Any, other: Any, sender: Region, rece
             metric(model, inputs)
         with model.tapped(Recorder(sender.point)) as sent:
             metric(model, other)
-        own = (replace(place, value) for place, value in frozen.records.items())
-        with model.tapped(patch(sender, sent), *own, receiver.point) as reading:
+        fixed = (replace(place, value) for place, value in frozen.records.items())
+        with model.tapped(patch(sender, sent), *fixed, receiver.point) as reading:
             metric(model, inputs)
         with model.tapped(patch(receiver, reading)):
             return metric(model, inputs)
