@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 import pytest
@@ -42,10 +42,12 @@ def with_gradient(f: Callable[..., Tensor], problem: AttentionProblem, inputs: l
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.sites in ("aligned", "packed")][::3], ids=str)
 def test_the_reference_is_its_sentence(case: Case) -> None:
-    problem, inputs = case.problem(), [*case.inputs(), random(4)]
-    found = with_gradient(reference.attention, problem, inputs)
-    expected = with_gradient(lambda *given: by_loops(*given) + 0 * given[3].sink.sum(), problem, inputs)  # type: ignore[union-attr]
-    assert_all_same(found, expected)
+    loops = with_gradient(
+        lambda *given: by_loops(*given) + 0 * given[3].sink.sum(),  # type: ignore[union-attr]
+        case.problem(),
+        inputs_of(case),
+    )
+    assert_all_same(by_reference(case), loops)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
@@ -59,17 +61,26 @@ def test_the_choice_of_an_implementation_gives_the_reference(dtype: torch.dtype)
             raise AssertionError(f"{case}: {error}") from error
 
 
+def inputs_of(case: Case) -> list[Tensor]:
+    """q, k, v and the sink."""
+    return [*case.inputs(), random(4)]
+
+
+@cache
+def by_reference(case: Case) -> list[Tensor]:
+    """The same for every implementation."""
+    return with_gradient(reference.attention, case.problem(), inputs_of(case))
+
+
 @pytest.mark.parametrize("twin", [name for name in SMALL_BLOCKS if name != "top k"])
 def test_every_implementation_gives_the_reference(twin: str) -> None:
     """On one more key, each computes what it is made for."""
     served = [case for case in CASES if case.queries > 1 and serves(twin, widened(case))]
     assert len(served) >= 2
     for case in served:
-        problem, inputs = case.problem(), [*case.inputs(), random(4)]
-        expected = with_gradient(reference.attention, problem, inputs)
-        got = with_gradient(partial(sink.attention, attend=SMALL_BLOCKS[twin]), problem, inputs)
+        got = with_gradient(partial(sink.attention, attend=SMALL_BLOCKS[twin]), case.problem(), inputs_of(case))
         try:
-            assert_all_same(got, expected)
+            assert_all_same(got, by_reference(case))
         except AssertionError as error:
             raise AssertionError(f"{case}: {error}") from error
 
