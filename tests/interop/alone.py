@@ -1,23 +1,23 @@
-"""Noise in one stored tensor at a time: both libraries must follow it, or qkv must refuse the file.
+"""Noise in stored tensors: both libraries must follow it, or qkv must refuse the file.
 
-Tensors that differ only in numbers, such as that of a layer, change together.
+Tensors that differ only in numbers, such as that of a layer, change together. All noise at once is tried first; where
+the file is refused or the answers differ, each half of the tensors, down to one alone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from tests.interop.battery import Pair, answered, loss, our_answer, stored, their_answer
+from tests.interop.battery import Pair, answered, gradients, our_answer, stored, their_answer
 from torch import Tensor
 
 from qkv.interop.load import load_published
 from qkv.interop.mapping.names import Reasons, expression
-from qkv.interop.save import published_tensors
 from qkv.system.errors import UserError
 
 
@@ -34,7 +34,20 @@ def unfollowed(pair: Pair, folder: Path) -> list[str]:
     generator = torch.Generator().manual_seed(11)
     changes = [{name: _noisy(alone[name], generator) for name in names} for names in _by_kind(alone)]
     changes += [{name: torch.randn(3, generator=generator) for name in unknown}] if unknown else []
-    return [", ".join(change) for change in changes if not _follows(pair, folder, {**tensors, **change})]
+    return _named(pair, folder, tensors, changes)
+
+
+def _named(pair: Pair, folder: Path, tensors: Mapping[str, Tensor], changes: Sequence[dict[str, Tensor]]) -> list[str]:
+    """Find those of the changes that are neither followed nor refused."""
+    if not changes:
+        return []
+    followed = _follows(pair, folder, {**tensors, **{name: t for change in changes for name, t in change.items()}})
+    if followed or (followed is None and len(changes) == 1):
+        return []
+    if len(changes) == 1:
+        return [", ".join(changes[0])]
+    half = len(changes) // 2
+    return [*_named(pair, folder, tensors, changes[:half]), *_named(pair, folder, tensors, changes[half:])]
 
 
 def _by_kind(names: Iterable[str]) -> list[list[str]]:
@@ -45,14 +58,15 @@ def _by_kind(names: Iterable[str]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _follows(pair: Pair, folder: Path, tensors: Mapping[str, Tensor]) -> bool:
+def _follows(pair: Pair, folder: Path, tensors: Mapping[str, Tensor]) -> bool | None:
+    """Whether both libraries have the same answers with these tensors; None where qkv refuses them."""
     save_file(
         {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
     )
     try:
         published = load_published(folder)
     except UserError:
-        return True
+        return None
     theirs = type(pair.theirs).from_pretrained(folder, attn_implementation=pair.case.attention).eval()
     again = replace(pair, theirs=theirs, published=published)
     with torch.no_grad():
@@ -80,20 +94,9 @@ def _without_gradient(pair: Pair, tensors: Mapping[str, Tensor]) -> dict[str, Te
 
 
 def _with_gradient(pair: Pair) -> set[str]:
-    pair.theirs.train(pair.case.trains)
-    loss(pair, our_answer(pair)).backward()
-    loss(pair, their_answer(pair)).backward()
-    ours = published_tensors(pair.ours, pair.family, pair.published.architecture, gradients=True)
-    named = dict(pair.theirs.named_parameters())
-    compared = set[str]()
-    for name in pair.case.joined(dict(ours)):
-        theirs = pair.case.renamed.get(name, name)
-        parts = (theirs,) if isinstance(theirs, str) else theirs
-        if all(part in named and named[part].grad is not None for part in parts):
-            compared.add(name)
-    pair.ours.zero_grad()
-    pair.theirs.eval().zero_grad()
-    return compared if pair.case.joined is dict else compared | ours.keys()
+    found = gradients(pair)
+    compared = {name for name in pair.case.joined(found.ours) if found.of(pair, name) is not None}
+    return compared if pair.case.joined is dict else compared | found.ours.keys()
 
 
 def _of_other_versions(pair: Pair, tensors: Mapping[str, Tensor]) -> list[str]:

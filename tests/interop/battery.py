@@ -6,8 +6,9 @@ import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -21,6 +22,7 @@ from qkv.generation.decode.sample import generate
 from qkv.interop.load import PublishedModel, load_published
 from qkv.interop.mapping.family import Family
 from qkv.interop.registry import families
+from qkv.interop.save import published_tensors
 from qkv.layers.signal import Signal
 from qkv.lens.views.attention_maps import AttentionMap, attention_maps
 from qkv.models.transformer import Transformer
@@ -41,7 +43,7 @@ def every_case() -> list[Case]:
     return [case for name in names for case in importlib.import_module(f"tests.interop.cases.{name}").CASES]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pair:
     """A case, the model of the transformers library, the folder that it wrote, and what qkv read there."""
 
@@ -60,6 +62,11 @@ class Pair:
     @property
     def family(self) -> Family:
         return next(family for family in families() if family.name == self.published.family)
+
+    def parameters(self, stored_name: str) -> tuple[str, ...]:
+        """The other library's parameters whose rows, joined, a tensor of the files is."""
+        name = self.case.renamed.get(stored_name, stored_name)
+        return (name,) if isinstance(name, str) else name
 
 
 def made(case: Case, folder: Path) -> Pair:
@@ -340,6 +347,37 @@ def loss(pair: Pair, answer: Tensor) -> Tensor:
     chosen = torch.randint(0, logits.shape[-1], logits.shape[:-1], generator=generator)
     weights = torch.randn(logits.shape, generator=generator)
     return F.cross_entropy(logits, chosen) + (logits * weights).mean()
+
+
+class Gradients(NamedTuple):
+    """Losses of both libraries, and their gradients by the names of the parameters of each."""
+
+    our_loss: Tensor
+    their_loss: Tensor
+    ours: dict[str, Tensor]
+    theirs: dict[str, Tensor]
+
+    def of(self, pair: Pair, stored_name: str) -> Tensor | None:
+        """The other library's gradient of a tensor of the files; None if it has none."""
+        parts = pair.parameters(stored_name)
+        if not all(part in self.theirs for part in parts):
+            return None
+        return torch.cat([self.theirs[part] for part in parts]) if len(parts) > 1 else self.theirs[parts[0]]
+
+
+@lru_cache(maxsize=1)
+def gradients(pair: Pair) -> Gradients:
+    """A gradient takes the way of its weight: ours have the names of the files."""
+    pair.theirs.train(pair.case.trains)
+    ours, theirs = loss(pair, our_answer(pair)), loss(pair, their_answer(pair))
+    ours.backward()
+    theirs.backward()
+    with torch.no_grad():
+        tensors = published_tensors(pair.ours, pair.family, pair.published.architecture, gradients=True)
+    named = {name: p.grad for name, p in pair.theirs.named_parameters() if p.grad is not None}
+    pair.ours.zero_grad()
+    pair.theirs.eval().zero_grad()
+    return Gradients(ours.detach(), theirs.detach(), dict(tensors), named)
 
 
 def stored(folder: Path) -> dict[str, Tensor]:

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.interop.alone import unfollowed
 from tests.interop.battery import (
     Pair,
     answered,
     beam_difference,
     every_case,
+    gradients,
     greedy_difference,
-    loss,
     made,
     our_answer,
     our_input,
@@ -29,7 +30,7 @@ from qkv.interop.load import load_published
 from qkv.interop.mapping.family import named_as_now
 from qkv.interop.mapping.normal import normal
 from qkv.interop.registry import families
-from qkv.interop.save import published_tensors, save_published
+from qkv.interop.save import save_published
 from qkv.lens.views.stream import read_stream
 
 pytestmark = pytest.mark.filterwarnings(
@@ -63,10 +64,12 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return made(request.param, tmp_path_factory.mktemp(request.param.name))
 
 
-def written_again(pair: Pair, folder: Path) -> None:
-    """The model in a folder, with all that is kept of the folder that it was read from."""
-    found = pair.published
+@pytest.fixture(scope="module")
+def folder(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the model is written again, with all that is kept of the folder that it was read from."""
+    folder, found = tmp_path_factory.mktemp("again"), pair.published
     save_published(pair.ours, folder, family=found.family, kept=found.kept, kept_config=found.kept_config)
+    return folder
 
 
 def test_every_family_has_cases() -> None:
@@ -134,32 +137,19 @@ def test_the_best_of_three_beams_is_equal(pair: Pair) -> None:
 
 def test_loss_and_every_gradient_are_equal(pair: Pair) -> None:
     """A gradient takes the way of its weight, so the name table compares them."""
-    pair.theirs.train(pair.case.trains)
-    ours, theirs = loss(pair, our_answer(pair)), loss(pair, their_answer(pair))
-    assert float((ours - theirs).detach().abs()) < 1e-4 * max(1.0, float(theirs.detach().abs()))
-    ours.backward()
-    theirs.backward()
-    with torch.no_grad():
-        tensors = published_tensors(pair.ours, pair.family, pair.published.architecture, gradients=True)
-    named, tensors = dict(pair.theirs.named_parameters()), pair.case.joined(tensors)
-    compared, largest = 0, max(float(p.grad.abs().max()) for p in named.values() if p.grad is not None)
-    for stored_name, gradient in tensors.items():
-        name = pair.case.renamed.get(stored_name, stored_name)
-        parts = (name,) if isinstance(name, str) else name
-        if all(part in named and named[part].grad is not None for part in parts):
-            wanted = torch.cat([named[part].grad for part in parts]) if len(parts) > 1 else named[parts[0]].grad
+    found = gradients(pair)
+    assert float((found.our_loss - found.their_loss).abs()) < 1e-4 * max(1.0, float(found.their_loss.abs()))
+    compared, largest = 0, max(float(gradient.abs().max()) for gradient in found.theirs.values())
+    for name, gradient in pair.case.joined(found.ours).items():
+        wanted = found.of(pair, name)
+        if wanted is not None:
             scale = wanted.abs().max().clamp(min=1e-4 * largest)  # that of a key's bias is rounding alone
             assert float((gradient - wanted).abs().max() / scale) < 1e-3, name
-            compared += len(parts)
-    read = len([p for p in named.values() if p.grad is not None])
-    pair.ours.zero_grad()
-    pair.theirs.eval().zero_grad()
-    assert compared == read
+            compared += len(pair.parameters(name))
+    assert compared == len(found.theirs)
 
 
-def test_saved_and_loaded_by_the_other_library(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("saved")
-    written_again(pair, folder)
+def test_saved_and_loaded_by_the_other_library(pair: Pair, folder: Path) -> None:
     again, info = type(pair.theirs).from_pretrained(
         folder, output_loading_info=True, attn_implementation=pair.case.attention
     )
@@ -182,9 +172,7 @@ def test_saved_and_loaded_by_the_other_library(pair: Pair, tmp_path_factory: pyt
     assert torch.allclose(answered(pair, before), answered(pair, after), rtol=0, atol=atol)
 
 
-def test_the_round_trip_is_bit_equal(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("round")
-    written_again(pair, folder)
+def test_the_round_trip_is_bit_equal(pair: Pair, folder: Path) -> None:
     first, second = named_as_now(pair.family, stored(pair.folder)), stored(folder)
     ignored = {name for name, _ in pair.published.ignored} - pair.published.kept.keys()
     copies = pair.family.copies(pair.published.spec)
@@ -193,3 +181,8 @@ def test_the_round_trip_is_bit_equal(pair: Pair, tmp_path_factory: pytest.TempPa
     again = load_published(folder)
     assert (again.family, again.architecture) == (pair.published.family, pair.published.architecture)
     assert normal(again.spec) == normal(pair.published.spec)
+
+
+def test_noise_in_each_tensor_is_followed_or_refused(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Of the tensors without a gradient, whose ways ``test_loss_and_every_gradient_are_equal`` does not compare."""
+    assert not unfollowed(pair, tmp_path_factory.mktemp("alone"))

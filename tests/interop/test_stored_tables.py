@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.interop.alone import unfollowed
 from tests.interop.battery import every_case, made, stored
-from tests.interop.cases.case import Case
 
 from qkv.interop.load import load_published
 from qkv.spec.model import Text
@@ -85,9 +83,3 @@ def test_a_second_bias_of_the_logits_is_the_first_or_refused(tmp_path: Path) -> 
     change(tmp_path, second, by=0.1)
     with pytest.raises(UserError, match=f"{second!r} and {first!r} are one shared tensor .* their values differ"):
         load_published(tmp_path)
-
-
-@pytest.mark.parametrize("case", every_case(), ids=str)
-def test_noise_in_each_tensor_is_followed_or_refused(case: Case, tmp_path_factory: pytest.TempPathFactory) -> None:
-    pair = made(case, tmp_path_factory.mktemp("pair"))
-    assert not unfollowed(pair, tmp_path_factory.mktemp("alone"))

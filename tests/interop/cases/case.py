@@ -30,7 +30,7 @@ class Case:
     model: type[Any]
     config: Any
     lengths: tuple[int, ...] = (9, 1, 5)
-    steps: int = 24
+    steps: int = 14
     renamed: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     attention: str = "eager"
     trains: bool = False

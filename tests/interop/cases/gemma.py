@@ -59,7 +59,7 @@ CASES = (
         "vaultgemma",
         VaultGemmaForCausalLM,
         VaultGemmaConfig(**{**SIZES, "query_pre_attn_scalar": 21, "sliding_window": 4, "final_logit_softcapping": 2.0}),
-        steps=24,
+        steps=14,
     ),
     Case("gemma", GemmaForCausalLM, gemma(hidden_act="gelu", rope_theta=700.0)),
     Case(

@@ -46,7 +46,7 @@ CASES = (
             rotary_pct=0.4,
             pad_token_id=0,
         ),
-        steps=24,
+        steps=14,
     ),
     case("neox", rotary_pct=0.4),
     case(

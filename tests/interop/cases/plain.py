@@ -17,7 +17,7 @@ def sizes(**changed: Any) -> dict[str, Any]:
 
 
 def case(name: str, stem: str, **given: Any) -> Case:
-    return Case(name, getattr(hf, f"{stem}ForCausalLM"), getattr(hf, f"{stem}Config")(**given), steps=24)
+    return Case(name, getattr(hf, f"{stem}ForCausalLM"), getattr(hf, f"{stem}Config")(**given), steps=14)
 
 
 CASES = (
@@ -30,7 +30,7 @@ CASES = (
         hf.XGLMConfig(
             vocab_size=61, d_model=30, num_layers=2, attention_heads=3, ffn_dim=44, max_position_embeddings=90, **IDS
         ),
-        steps=24,
+        steps=14,
     ),
     case("gpt-neo", "GPTNeo", **sizes(attention_types=[[["global", "local"], 1]], window_size=4)),
     case("gpt-bigcode", "GPTBigCode", **GPT2, n_inner=17),

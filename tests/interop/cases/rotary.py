@@ -48,7 +48,7 @@ def case(name: str, stem: str, config: str = "", **changed: Any) -> Case:
     """A case of the language model of ``stem``, whose config class may have another stem."""
     given = {**SIZES, "head_dim": 10, "pad_token_id": None, **changed}
     made = getattr(hf, f"{config or stem}Config")(**{key: value for key, value in given.items() if value != "absent"})
-    return Case(name, getattr(hf, f"{stem}ForCausalLM"), made, steps=24, joined=joined)
+    return Case(name, getattr(hf, f"{stem}ForCausalLM"), made, steps=14, joined=joined)
 
 
 CASES = (
