@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import io
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from qkv.data.corpora import download as downloading
 from qkv.data.corpora import sources
 from qkv.data.corpora.named import NAMES, PublishedFile
 from qkv.data.records import named
-from qkv.data.records.model import Role
+from qkv.data.records.model import Records, Role
 from qkv.data.records.named import TABLES, KnownTable
 from qkv.system.errors import UserError
 
@@ -179,11 +180,17 @@ def real(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "download", None)
 
 
+@cache
+def read_real(name: str, roles: tuple[Role, ...]) -> Records:
+    """Real data, which the tests below do not change."""
+    return read(name, roles)
+
+
 @pytest.mark.data
 @pytest.mark.usefixtures("real")
 @pytest.mark.parametrize(("name", "roles", "sizes"), SIZES, ids=[name for name, _, _ in SIZES])
 def test_a_known_table_has_its_published_size(name: str, roles: tuple[Role, ...], sizes: dict[str, int]) -> None:
-    records = read(name, roles)
+    records = read_real(name, roles)
     found = {split: len(rows) for split, rows in records.splits.items()}
     assert {split: sum(found[part] for part in split.split(" + ")) for split in sizes} == sizes
     assert records.bad == ()
@@ -208,7 +215,7 @@ def test_multi30k_is_read_in_both_directions() -> None:
 @pytest.mark.data
 @pytest.mark.usefixtures("real")
 def test_squad_holds_out_whole_articles() -> None:
-    records = read("squad", ANSWER)
+    records = read_real("squad", ANSWER)
     train, held = ({row["context"] for row in records.splits[split]} for split in ("train", "validation"))
     assert not train & held
     assert 0.09 < len(records.splits["validation"]) / (7_938 + 9_885) < 0.11
@@ -220,7 +227,7 @@ def test_squad_holds_out_whole_articles() -> None:
 @pytest.mark.data
 @pytest.mark.usefixtures("real")
 def test_scitldr_keeps_all_summaries_beside_the_first() -> None:
-    records = read("scitldr", TRANSLATE)
+    records = read_real("scitldr", TRANSLATE)
     assert [sum(len(row["targets"]) for row in records.splits[split]) for split in ("train", "validation", "test")] == [
         1_992,
         1_453,

@@ -16,7 +16,7 @@ from qkv.cli.main import main
 from qkv.costs.measuring.machine import Machine, store_machine
 from qkv.data.corpora.text import TextSource
 from qkv.data.reading import one_reading
-from qkv.data.records.table import HEAD
+from qkv.data.records import table
 from qkv.system.processor import processor_name
 from qkv.tasks.registry import build_task
 
@@ -30,14 +30,17 @@ TABLES = {
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Path:
+def tables(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Iterator[Path]:
     """Tables that are longer than what tells their format, so that a look at their beginning is no reading of them."""
+    head = 2048
     store_machine(Machine(processor_name(), {"fp32": 4e11}, bandwidth=4e10, call=1e-5))
     folder = tmp_path_factory.mktemp("tables")
-    write_tables(folder, rows=5000)
+    write_tables(folder, rows=400)
     (folder / "reviews.tsv").write_text((folder / "reviews.csv").read_text().replace(",", "\t"))
-    assert all((folder / name).stat().st_size > HEAD for name in TABLES.values())
-    return folder
+    assert all((folder / name).stat().st_size > head for name in TABLES.values())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table, "HEAD", head)
+        yield folder
 
 
 @pytest.fixture
