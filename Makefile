@@ -6,6 +6,9 @@ VENV ?= .venv
 WORKERS ?= 2
 ARGS ?=
 
+# Tests, examples and benchmarks start hundreds of processes; without bytecode, each compiles the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 QUIETLY := $(INSTALL) --quiet
@@ -40,16 +43,17 @@ test-slow: $(DEV) ## Run the slow tests: mutants, compiled models, benchmarks, e
 # The nearest that a newer x86 processor comes to one with neither AVX-512 nor bf16. Not hidden: instructions that torch's own
 # kernels and the compiler of the machine use without asking these settings. Other processors ignore both.
 OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
-# The tests whose result depends on which kernels run.
-BY_PROCESSOR := tests/ops tests/mixers tests/models tests/runs tests/training
+# The tests whose result depends on which kernels run; most runs reach them through operations and models.
+BY_PROCESSOR := tests/ops tests/mixers tests/models tests/runs/test_quantize.py \
+	$(addprefix tests/training/test_,adapt.py loop.py optimisers.py precision.py)
 # Those of them that call operations by themselves, which choose among the paths.
 BY_PATH := tests/ops
 
 test-older: $(DEV) ## Run processor-dependent tests, emulating a processor with AVX2 only
-	$(OLDER) $(BIN)/python -m pytest -n $(WORKERS) $(BY_PROCESSOR) $(ARGS)
+	$(OLDER) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(BY_PROCESSOR) $(ARGS)
 
 test-plain: $(DEV) ## Run processor-dependent tests without any optional path, as on a processor that has none of them
-	QKV_WITHOUT=all $(BIN)/python -m pytest -n $(WORKERS) $(BY_PATH) $(ARGS)
+	QKV_WITHOUT=all $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(BY_PATH) $(ARGS)
 
 fuzz: $(DEV) ## Test random specs, valid and invalid, with one training step each; ARGS="--count 5000 --seed 0"
 	$(BIN)/python -m tests.fuzz.specs $(ARGS)
