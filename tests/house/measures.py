@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
-from tests.house.source import PACKAGE, Source, package
+from tests.house.source import PACKAGE, Source, package, walked
 from tests.house.test_imports import FOR_ALL, imported
 from tests.house.test_style import MOST_LINES_OF_A_FUNCTION, size
 
@@ -51,7 +51,7 @@ def code_lines(source: Source) -> int:
 
 def described(source: Source) -> Iterator[ast.Expr]:
     """Every bare string: docstrings, and those below a field."""
-    for node in ast.walk(source.tree):
+    for node in walked(source.tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node
 

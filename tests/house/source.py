@@ -15,6 +15,12 @@ TESTS = ROOT / "tests"
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@cache
+def walked(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Every node of a tree that is kept: many checks walk through the same million."""
+    return tuple(ast.walk(tree))
+
+
 @dataclass(frozen=True)
 class Source:
     """One Python file."""
@@ -34,9 +40,9 @@ class Source:
         """Its path below the project, for messages."""
         return self.path.relative_to(ROOT).as_posix()
 
-    @property
+    @cached_property
     def functions(self) -> list[Function]:
-        return [node for node in ast.walk(self.tree) if isinstance(node, Function)]
+        return [node for node in walked(self.tree) if isinstance(node, Function)]
 
 
 @cache

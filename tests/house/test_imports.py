@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.house.source import PACKAGE, Source, dotted_name, on_every, package
+from tests.house.source import PACKAGE, Source, dotted_name, on_every, package, walked
 
 import qkv
 
@@ -55,7 +55,7 @@ FOR_ALL = ("qkv.system.errors", "qkv.system.files")
 
 def imported(tree: ast.AST) -> Iterator[str]:
     """Dotted names of all imports anywhere in ``tree``, by statement or by ``import_module`` of a literal."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -81,8 +81,9 @@ def room_of(module: str) -> str:
 
 def wrong_imports(room: str, tree: ast.AST) -> list[str]:
     allowed = (room, *ALLOWED[room])
-    wrong = [name for name in imported(tree) if name.startswith(".")]
-    own = [name for name in imported(tree) if name.split(".")[0] == "qkv" and not name.startswith(FOR_ALL)]
+    names = list(imported(tree))
+    wrong = [name for name in names if name.startswith(".")]
+    own = [name for name in names if name.split(".")[0] == "qkv" and not name.startswith(FOR_ALL)]
     return wrong + [name for name in own if room_of(name) not in allowed]
 
 

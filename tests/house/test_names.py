@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
-from tests.house.source import PACKAGE, Source, on_every, package
+from tests.house.source import PACKAGE, Source, on_every, package, walked
 
 # Past participles and pronouns do not say what a value is.
 PARTICIPLES = {"asked", "found", "given", "held", "kept", "known", "made", "said", "shown", "taken", "told", "wanted"}
@@ -24,8 +24,8 @@ def local_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Yield (name, line) of each variable and parameter of functions, nested scopes included; fields of classes and
     names of modules are left out.
     """
-    outside = {id(name) for node in ast.walk(tree) for name in _assigned_outside(node)}
-    for node in ast.walk(tree):
+    outside = {id(name) for node in walked(tree) for name in _assigned_outside(node)}
+    for node in walked(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in outside:
             yield node.id, node.lineno
         elif isinstance(node, ast.arg):
@@ -86,7 +86,7 @@ def places() -> dict[str, list[str]]:
     modules = defaultdict[str, list[str]](list)
     for source in package():
         parts = source.path.relative_to(PACKAGE).parts
-        for node in ast.walk(source.tree):
+        for node in walked(source.tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 modules[node.name].append("/".join(parts))
     return modules

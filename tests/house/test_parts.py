@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from tests.house.source import Source, dotted_name, on_every, package
+from tests.house.source import Source, dotted_name, on_every, package, walked
 
 from qkv.spec.base import Part
 from qkv.spec.register import implementations
@@ -67,7 +67,7 @@ def known_as(source: Source) -> dict[str, Any]:
     own = import_module(path[path.rindex("/qkv/") + 1 :].replace("/", ".").removesuffix(".__init__"))
     imports = [
         node
-        for node in ast.walk(source.tree)
+        for node in walked(source.tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("qkv")
     ]
     found = {node.name: getattr(own, node.name, None) for node in source.tree.body if isinstance(node, ast.ClassDef)}
@@ -79,7 +79,7 @@ def known_as(source: Source) -> dict[str, Any]:
 
 def checked(tree: ast.AST) -> Iterator[ast.expr]:
     """Classes that ``isinstance``, ``issubclass``, ``type(…) is`` and ``case Class()`` compare with, as expressions."""
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if (
             isinstance(node, ast.Call)
             and dotted_name(node.func) in ("isinstance", "issubclass")
@@ -98,9 +98,7 @@ def checked(tree: ast.AST) -> Iterator[ast.expr]:
 
 def decided(source: Source) -> list[str]:
     """Parts whose class the file checks for, except in an assertion."""
-    asserted = {
-        id(node) for found in ast.walk(source.tree) if isinstance(found, ast.Assert) for node in ast.walk(found)
-    }
+    asserted = {id(node) for found in walked(source.tree) if isinstance(found, ast.Assert) for node in ast.walk(found)}
     wrong, known = [], known_as(source)
     for node in checked(source.tree):
         first, _, rest = dotted_name(node).partition(".")

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.house.source import ROOT, Function, Source, on_every, package, suite
+from tests.house.source import ROOT, Function, Source, on_every, package, suite, walked
 
 MOST_LINES_OF_A_FUNCTION = 40
 MEDIAN_LINES_OF_A_FUNCTION = 12
@@ -126,7 +126,7 @@ def test_no_file_holds(why: str) -> None:
 def test_nothing_rounds_float64_in_passing(source: Source) -> None:
     """``x.float()`` narrows float64: ``qkv.ops.at_least_single`` does not."""
     calls = [
-        node for node in ast.walk(source.tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        node for node in walked(source.tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     ]
     found = [str(node.lineno) for node in calls if node.func.attr == "float" and not node.args]  # type: ignore[attr-defined]
     assert not found, f"{source.name}: .float() in line {', '.join(found)}"

@@ -6,7 +6,7 @@ import ast
 from functools import cache
 
 import pytest
-from tests.house.source import Function, Source, dotted_name, on_every, suite
+from tests.house.source import Function, Source, dotted_name, on_every, suite, walked
 
 CHECKS = ("pytest.raises", "pytest.warns", "pytest.fail", "raises")
 """Calls that fail a test by themselves; so does every name whose last part begins with ``assert``."""
@@ -35,6 +35,7 @@ def helpers() -> dict[str, list[Function]]:
     return found
 
 
+@cache
 def calls(function: ast.AST) -> set[str]:
     return {dotted_name(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)} - {""}
 
@@ -67,7 +68,7 @@ def test_every_test_can_fail(source: Source) -> None:
 
 @on_every(suite())
 def test_no_comparison_is_dropped(source: Source) -> None:
-    lines = [str(node.lineno) for node in ast.walk(source.tree) if isinstance(node, ast.Expr) and is_dropped(node)]
+    lines = [str(node.lineno) for node in walked(source.tree) if isinstance(node, ast.Expr) and is_dropped(node)]
     assert not lines, f"{source.name}: the answer is never read in line {', '.join(lines)}"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.house.source import Source, package
+from tests.house.source import Source, package, walked
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -327,7 +327,7 @@ def test_a_part_is_named_in_as_many_source_files_as_stated(part: type[Part]) -> 
 @cache
 def _named(source: Source) -> set[str]:
     """Names of classes of specs that a source file defines, imports as ``Name`` or uses as ``module.Name``."""
-    nodes = list(ast.walk(source.tree))
+    nodes = walked(source.tree)
     imports = [
         node for node in nodes if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("qkv.spec")
     ]
