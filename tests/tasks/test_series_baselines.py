@@ -67,14 +67,17 @@ def test_errors_of_the_baselines_are_those_of_a_loop(tmp_path: Path) -> None:
     assert found["dlinear"].mean("squared") < min(found[name].mean("squared") for name in squares)
 
 
+@pytest.fixture(scope="module", params=[0.0, 0.5])
+def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Windows, half of whose steps may have no value; the first test fits the baselines."""
+    reader = {**READER, "frequencies": 2 if request.param else 0}
+    folder = tmp_path_factory.mktemp("series")
+    return opened(recipe_of(folder, 2, True, task__dropped=request.param, model__frontend=reader))[1]
+
+
 @pytest.mark.parametrize("part", [Point(), Quantiles(), Quantiles(levels=(0.3, 0.6, 0.9)), Gaussian(), StudentT()])
-@pytest.mark.parametrize("dropped", [0.0, 0.5])
-def test_a_baseline_as_wide_path_keeps_its_points_and_gains_intervals(
-    tmp_path: Path, part: Any, dropped: float
-) -> None:
+def test_a_baseline_as_wide_path_keeps_its_points_and_gains_intervals(dataset: Any, part: Any) -> None:
     """Also where half of the steps have no value, and any of them has the one before it."""
-    reader = {**READER, "frequencies": 2 if dropped else 0}
-    _, dataset, _ = opened(recipe_of(tmp_path, 2, True, task__dropped=dropped, model__frontend=reader))
     windows = next(dataset.each("train"))
     form, past, future = build_forecast(part), *dataset_pair(windows)
     batch, (shift, scale) = dataset.collated(windows), (each.flatten() for each in level(windows))

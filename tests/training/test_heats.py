@@ -85,10 +85,19 @@ def stopping(events: list[Event], when: Callable[[Event], bool]) -> Callable[[Ev
     return handle
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, Run]:
+    """A race that nobody stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    recipe = racing(folder)
+    return recipe, train(recipe, folder / "run", on_event=ignore)
+
+
 @pytest.mark.parametrize("starts", [1, 2, 3])
-def test_a_race_stopped_at_any_time_ends_as_one_that_was_not(tmp_path: Path, starts: int) -> None:
-    recipe = racing(tmp_path)
-    whole = train(recipe, tmp_path / "whole", on_event=ignore)
+def test_a_race_stopped_at_any_time_ends_as_one_that_was_not(
+    whole: tuple[Recipe, Run], tmp_path: Path, starts: int
+) -> None:
+    recipe, straight = whole
     events: list[Event] = []
 
     def within(event: Event) -> bool:  # step 2 of the first heat, of the second, or of the run
@@ -99,9 +108,9 @@ def test_a_race_stopped_at_any_time_ends_as_one_that_was_not(tmp_path: Path, sta
     after: list[Event] = []
     run = train(recipe, tmp_path / "run", on_event=after.append)
     assert notices(after).count("heat of ") == max(0, 3 - starts)
-    for one, other in zip(weights(whole), weights(run), strict=True):
+    for one, other in zip(weights(straight), weights(run), strict=True):
         assert torch.equal(one, other)
-    assert run.recipe == whole.recipe
+    assert run.recipe == straight.recipe
 
 
 def test_a_candidate_whose_loss_is_not_finite_loses(tmp_path: Path) -> None:

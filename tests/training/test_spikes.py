@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -28,13 +30,13 @@ class Crash(BaseException):
     """Ends a run where it stands, as a power cut would."""
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    return write_text(tmp_path / "text.txt")
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text") / "text.txt")
 
 
-@pytest.fixture(autouse=True)
-def one_bad_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def one_bad_batch() -> Iterator[None]:
     """Let one batch ask for a token that the text has nowhere, and anchors be ten steps apart."""
     real = TextDataset.batch
 
@@ -43,13 +45,35 @@ def one_bad_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         bad = step // 2 == SPIKE - 1  # two batches an update
         return replace(good, targets=torch.full_like(good.targets, 0)) if bad else good
 
-    monkeypatch.setattr(TextDataset, "batch", batch)
-    monkeypatch.setattr(spikes, "DISTANCE", 10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TextDataset, "batch", batch)
+        patch.setattr(spikes, "DISTANCE", 10)
+        yield
 
 
 def recipe_of(text: Path, action: str) -> Recipe:
     training = {"optimizer": "adamw(lr=0.003)", "schedule": "constant", "sample_every": 1000, "spikes": action}
     return small_recipe(text, STEPS, **training)
+
+
+class Straight(NamedTuple):
+    """A run that nobody disturbed, and what it told."""
+
+    folder: Path
+    events: list[Event]
+
+
+@pytest.fixture(scope="module")
+def straight(text: Path, one_bad_batch: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Straight]:
+    """The run of an action, the same for all tests."""
+
+    @cache
+    def trained(action: str) -> Straight:
+        found = Straight(tmp_path_factory.mktemp(action) / "run", [])
+        train(recipe_of(text, action), found.folder, on_event=found.events.append)
+        return found
+
+    return trained
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -73,17 +97,16 @@ def test_a_rise_that_stays_is_no_spike() -> None:
 
 
 @pytest.mark.parametrize("action", ["skip", "rollback"])
-def test_a_spike_has_no_effect_on_the_weights(text: Path, tmp_path: Path, action: str) -> None:
-    events: list[Event] = []
-    train(recipe_of(text, action), tmp_path / "run", on_event=events.append)
-    decision = json.loads((tmp_path / "run" / spikes.DECISIONS).read_text())
+def test_a_spike_has_no_effect_on_the_weights(straight: Callable[[str], Straight], action: str) -> None:
+    folder, events = straight(action)
+    decision = json.loads((folder / spikes.DECISIONS).read_text())
     assert [(entry["step"], entry["action"]) for entry in decision] == [(SPIKE, action)]
     to = 30 if action == "rollback" else SPIKE - 1
     assert decision[0]["to"] == to
     sentences = [event.text for event in events if isinstance(event, Notice) and "a spike" in event.text]
     assert len(sentences) == 1
     assert f"step {SPIKE}: the loss is" in sentences[0]
-    assert losses(tmp_path / "run")[SPIKE] > decision[0]["limit"]
+    assert losses(folder)[SPIKE] > decision[0]["limit"]
 
 
 def test_a_rollback_returns_to_the_weights_of_the_anchor(
@@ -103,12 +126,9 @@ def test_a_rollback_returns_to_the_weights_of_the_anchor(
     assert not torch.equal(seen[SPIKE + 1], seen[31])  # the next batch, not the one after the anchor
 
 
-def test_without_the_setting_the_update_is_made(text: Path, tmp_path: Path) -> None:
-    recipe = recipe_of(text, "report")
-    train(recipe, tmp_path / "report", on_event=ignore)
-    train(recipe_of(text, "skip"), tmp_path / "skip", on_event=ignore)
-    assert not (tmp_path / "report" / spikes.DECISIONS).exists()
-    one, other = losses(tmp_path / "report"), losses(tmp_path / "skip")
+def test_without_the_setting_the_update_is_made(straight: Callable[[str], Straight]) -> None:
+    assert not (straight("report").folder / spikes.DECISIONS).exists()
+    one, other = (losses(straight(action).folder) for action in ("report", "skip"))
     assert [one[step] == other[step] for step in (SPIKE, SPIKE + 1)] == [True, False]
 
 
@@ -117,10 +137,9 @@ def test_without_the_setting_the_update_is_made(text: Path, tmp_path: Path) -> N
     [("rollback", Stepped, 31), ("rollback", Notice, SPIKE), ("rollback", Saved, 35), ("skip", Notice, SPIKE)],
 )
 def test_a_run_that_was_cut_decides_as_one_that_was_not(
-    text: Path, tmp_path: Path, action: str, kind: type[Event], step: int
+    text: Path, straight: Callable[[str], Straight], tmp_path: Path, action: str, kind: type[Event], step: int
 ) -> None:
-    recipe = recipe_of(text, action)
-    train(recipe, tmp_path / "straight", on_event=ignore)
+    recipe, folder = recipe_of(text, action), straight(action).folder
 
     def tell(event: Event) -> None:
         # A notice is told when the decision is stored, and before it takes effect.
@@ -133,22 +152,20 @@ def test_a_run_that_was_cut_decides_as_one_that_was_not(
     stored: Any = tmp_path / "cut" / spikes.DECISIONS
     assert stored.exists() == (step >= SPIKE)
     train(recipe, tmp_path / "cut", on_event=ignore)
-    assert differences(tmp_path / "straight", tmp_path / "cut") == []
-    assert stored.read_bytes() == (tmp_path / "straight" / spikes.DECISIONS).read_bytes()
+    assert differences(folder, tmp_path / "cut") == []
+    assert stored.read_bytes() == (folder / spikes.DECISIONS).read_bytes()
 
 
-def test_a_stored_decision_is_followed(text: Path, tmp_path: Path) -> None:
+def test_a_stored_decision_is_followed(text: Path, straight: Callable[[str], Straight], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     stored = [{"step": 5, "loss": 9.0, "limit": 8.0, "action": "skip", "to": 4}]
     (folder / spikes.DECISIONS).write_text(json.dumps(stored))
     train(recipe_of(text, "skip"), folder, on_event=ignore)
-    train(recipe_of(text, "skip"), tmp_path / "other", on_event=ignore)
-    one, other = losses(folder), losses(tmp_path / "other")
+    one, other = losses(folder), losses(straight("skip").folder)
     assert [one[step] == other[step] for step in (5, 6)] == [True, False]
 
 
-def test_anchors_of_later_steps_are_removed(text: Path, tmp_path: Path) -> None:
-    train(recipe_of(text, "rollback"), tmp_path / "run", on_event=ignore)
-    store = CheckpointStore(tmp_path / "run" / "resume" / spikes.ANCHORS)
+def test_anchors_of_later_steps_are_removed(straight: Callable[[str], Straight]) -> None:
+    store = CheckpointStore(straight("rollback").folder / "resume" / spikes.ANCHORS)
     assert [path.name for path in store.paths()] == ["step-00000040", "step-00000030"]
