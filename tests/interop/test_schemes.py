@@ -47,11 +47,12 @@ def packed_rows(q: Tensor, bits: int) -> Tensor:
 
 def matrix(q: Tensor, zero: Tensor, scale: Tensor, group: list[int]) -> Tensor:
     """w[o, i] = s[o, g] (q[o, i] - z[o, g]) with g the group of input i, in float64."""
-    out = torch.zeros(q.shape, dtype=torch.float64)
-    for o in range(q.shape[0]):
-        for i in range(q.shape[1]):
-            out[o, i] = float(scale[o, group[i]]) * (int(q[o, i]) - int(zero[o, group[i]]))
-    return out
+    zeros, factors = zero.tolist(), scale.tolist()
+    rows = [
+        [factors[o][group[i]] * (value - zeros[o][group[i]]) for i, value in enumerate(row)]
+        for o, row in enumerate(q.tolist())
+    ]
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def gptq(
@@ -109,11 +110,12 @@ def rows_in_int8(outer: int, inner: int) -> Packed:
 def fp8(outer: int, inner: int) -> Packed:
     weight = torch.randn(outer, inner, generator=torch.Generator().manual_seed(outer)).to(torch.float8_e4m3fn)
     scale = scales(math.ceil(outer / 48), math.ceil(inner / 32)).float()
-    found = torch.zeros(outer, inner, dtype=torch.float64)
-    for o in range(outer):
-        for i in range(inner):
-            found[o, i] = float(weight[o, i].float()) * float(scale[o // 48, i // 32])
-    return {"weight": weight, "weight_scale_inv": scale}, found
+    factors = scale.tolist()
+    rows = [
+        [value * factors[o // 48][i // 32] for i, value in enumerate(row)]
+        for o, row in enumerate(weight.to(torch.float64).tolist())
+    ]
+    return {"weight": weight, "weight_scale_inv": scale}, torch.tensor(rows, dtype=torch.float64)
 
 
 def bnb8(outer: int, inner: int) -> Packed:

@@ -37,6 +37,8 @@ def _with_activation(blocks: tuple[Block, ...], order: Any, activation: Activati
 def spec(config: Config, head: Head) -> Model:
     """Build the spec of GPT: like GPT-2, but with 4 D hidden features, post-norm blocks and no final norm."""
     activation = config.word("afn", "gelu", INWARD)
+    config.fixed("scale_attn_weights", True, "the scale of attention")
+    config.fixed("scale_attn_by_inverse_layer_idx", False, "the scale of attention")
     model = gpt2.spec(config, head)
     return model.changed(blocks=_with_activation(model.blocks, "post", activation), norm=NoNorm())
 
