@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import ipaddress
+import logging
 import os
 import socket
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,11 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic algorithms on a GPU ask for it
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")  # threads for each tiny model take longer than its tensors
 
 import torch
+
+from qkv.ops.selection import timing
 
 settings.register_profile(
     "qkv",
@@ -27,6 +33,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("qkv")
+
+# Without pytest's own plugin for logs (see ``logged``), other libraries would warn among what a test prints.
+logging.getLogger().addHandler(logging.NullHandler())
 
 # Under xdist every worker has the cores of one; alone, one thread keeps sums in one order on every machine.
 torch.set_num_threads(1)
@@ -46,16 +55,41 @@ def cache_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     return folder
 
 
+@pytest.fixture(autouse=True, scope="session")
+def short_races() -> Iterator[None]:
+    """Candidates of a choice run, as each must work, but hardly race: tests that need a winner say which one it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "race", partial(timing.race, repeats=1))
+        patch.setattr(timing, "duel", partial(timing.duel, pairs=1))
+        yield
+
+
 @pytest.fixture
 def nothing_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every optional path is a candidate, whatever is turned off for the other tests."""
     monkeypatch.delenv("QKV_WITHOUT", raising=False)
 
 
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """Messages of warnings and errors that any logger is given.
+
+    pytest's own plugin for this is turned off: around each test it walks through the loggers of all modules six times,
+    which takes longer than most tests.
+    """
+    found = list[str]()
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())
+    logging.getLogger().addHandler(handler)
+    yield found
+    logging.getLogger().removeHandler(handler)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Tests and imports live to the end; collections among them take a tenth of the time of the tests."""
+    """Tests and imports live to the end; collections among them, and after every 700 objects, take time from tests."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 50, 50)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -81,9 +115,11 @@ def _is_local(address: Any) -> bool:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_network() -> Any:
-    """Connections and look-ups beyond this machine raise."""
+def no_network(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Connections and look-ups beyond this machine raise; no client reads certificates, which takes 20 ms each time."""
     patch = pytest.MonkeyPatch()
+    patch.delenv("SSL_CERT_FILE", raising=False)
+    patch.setenv("SSL_CERT_DIR", str(tmp_path_factory.mktemp("certificates")))
 
     def guarded(real: Any) -> Any:
         def connect(self: socket.socket, address: Any) -> Any:

@@ -100,19 +100,18 @@ EXTRAS = {
 
 
 def test_what_has_no_effect_is_named_and_logged_once(
-    server: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    server: Running, logged: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(effects, "_logged", set())
     whole = text(server)
-    with caplog.at_level("WARNING", "qkv.serving"):
-        answers = [posted(server, **GREEDY, **EXTRAS, user="me", metadata={}) for _ in range(2)]
+    answers = [posted(server, **GREEDY, **EXTRAS, user="me", metadata={}) for _ in range(2)]
     for answer in answers:
         assert answer.json()["choices"][0]["text"] == whole
         assert answer.headers[effects.HEADER].split(", ") == [*list(EXTRAS)[:-1], "frobnicate%0A%E2%82%AC"]
-    assert [each for each in caplog.messages if "verbosity" in each] == [
+    assert [each for each in logged if "verbosity" in each] == [
         "the parameter verbosity has no effect; it is accepted, and logged once"
     ]
-    assert len(caplog.messages) == len(EXTRAS)
+    assert len(logged) == len(EXTRAS)
     chat = {"model": "rope", "messages": [{"role": "user", "content": "a", "mood": "good"}] * 2, "max_tokens": 2}
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json={**chat, "stream": True}, timeout=60) as answer:
         assert answer.headers[effects.HEADER] == "messages.mood"
