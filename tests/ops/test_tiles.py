@@ -34,7 +34,7 @@ GROUPED = [(8, 0), (8, 64), (4, 32), (4, 0), (4, 128)]
 @pytest.fixture(scope="module")
 def emulated() -> Any:
     digest = hashlib.sha256(HEADER.read_bytes()).hexdigest()[:8]
-    flags = [*loading.flags(), f'-DQKV_TILES_HEADER="{HEADER}"', f"-DQKV_TILES_DIGEST=0x{digest}"]
+    flags = [*loading.flags(), "-O1", f'-DQKV_TILES_HEADER="{HEADER}"', f"-DQKV_TILES_DIGEST=0x{digest}"]
     found = ctypes.CDLL(str(compiler.build(Path(loading.__file__).with_name("native.cpp"), flags)))
     for name, types in library.signatures().items():
         getattr(found, name).argtypes, getattr(found, name).restype = types, None

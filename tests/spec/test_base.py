@@ -222,7 +222,7 @@ JUNK = st.sampled_from(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(recipes(), st.data())
 def test_junk_anywhere_is_refused_with_a_sentence_or_read(recipe: Recipe, data: st.DataObject) -> None:
     tree: Any = plain(recipe)
