@@ -71,6 +71,8 @@ def _difference(ours: Transformer, folder: Path, attention: str) -> float:
             return _of_waves(ours, theirs)
         if not ours.spec.frontend.reads_tokens:
             return _of_values(ours, theirs)
+        if ours.spec.head.reads_memory:
+            return _of_pairs(ours, theirs, folder)
         ids = _ids(ours, folder)
         inputs: dict[str, Tensor] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if ours.encoder is None or ours.spec.encoder is None:
@@ -84,6 +86,17 @@ def _difference(ours: Transformer, folder: Path, attention: str) -> float:
             output = ours(ids.flip(1), memory=ours.encode(ids))[0]
         answer = _answer_of(theirs(**inputs), theirs)
     return _relative(output, answer)
+
+
+def _of_pairs(ours: Transformer, theirs: Any, folder: Path) -> float:
+    """Compare the score of a random image and a random text that ends with the end token."""
+    assert ours.encoder is not None
+    image = ours.encoder.frontend.random(1, 1, torch.Generator().manual_seed(0))
+    ids = _ids(ours, folder)
+    vectors = ours(ids, memory=ours.encode(image))[0]
+    outputs = theirs(input_ids=ids, pixel_values=as_published(ours.spec, image.values))
+    both = torch.stack((outputs.text_embeds, outputs.image_embeds), 1)
+    return max(_relative(vectors, both), _relative(ours.head.scores(*vectors.unbind(1)), outputs.logits_per_text))
 
 
 def _frames(frontend: Any, positions: int) -> Tensor:
@@ -126,6 +139,7 @@ def _ids(ours: Transformer, folder: Path) -> Tensor:
     Special tokens are excluded, because other libraries may mask them or pool by them.
     """
     config, count = read_json(folder / CONFIG), ours.spec.vocab_size or 1
+    config = config.get("text_config", config) if ours.spec.head.reads_memory else config
     special = {value for key, value in config.items() if key.endswith("_token_id") and isinstance(value, int)}
     plain = [i for i in range(min(count, 4096)) if i > 3 and i not in special] or list(range(count))
     room = ours.spec.position_limit or ours.spec.context_length

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qkv.interop.files.folder import read_json
-from qkv.interop.files.places import PREPROCESSOR
+from qkv.interop.files.places import PREPROCESSOR, PROCESSOR
 from qkv.interop.mapping.config import Config
-from qkv.spec.model import Model
+from qkv.spec.model import Model, Stack
 from qkv.spec.processors import Processor
 from qkv.spec.signals.images import Images, Patches
 from qkv.system.errors import UserError, nearest, quoted
@@ -86,15 +86,31 @@ def read_processor(folder: Path, spec: Model) -> Processor | None:
     Return None if the model reads no images, or the folder has no processor. Raises ``UserError`` for a processor that
     qkv cannot reproduce exactly.
     """
-    if not has_processor(spec) or not (folder / PREPROCESSOR).is_file():
+    config = _config(folder) if has_processor(spec) else None
+    if config is None:
         return None
-    config = Config(read_json(folder / PREPROCESSOR), str(folder / PREPROCESSOR))
-    return _images(config, _kind(config), getattr(spec.frontend, "channels", None) or 3)
+    return _images(config, _kind(config), getattr(_stack(spec).frontend, "channels", None) or 3)
+
+
+def _config(folder: Path) -> Config | None:
+    """Read the settings of an image processor, which may be part of the file of a whole processor."""
+    file = folder / PREPROCESSOR
+    if file.is_file():
+        return Config(read_json(file), str(file))
+    file = folder / PROCESSOR
+    table = read_json(file).get("image_processor") if file.is_file() else None
+    return Config(table, f"{file}: image_processor") if isinstance(table, dict) else None
+
+
+def _stack(spec: Model) -> Stack:
+    """Return the stack that reads images: the encoder, if there is one."""
+    return spec.encoder or spec
 
 
 def has_processor(spec: Model) -> bool:
-    """Return True if a model of ``spec`` reads images, so that its folder may contain an image processor."""
-    return isinstance(spec.frontend, Patches) and spec.frontend.processor is Images
+    """Return True if a model of ``spec``, or its encoder, reads images: its folder may contain an image processor."""
+    frontend = _stack(spec).frontend
+    return isinstance(frontend, Patches) and frontend.processor is Images
 
 
 def _kind(config: Config) -> _Kind:
@@ -277,23 +293,25 @@ def sized_for(spec: Model, processor: Processor | None) -> Model:
 
     Learned positions of patches are resampled if the model was trained with another size.
     """
-    if not isinstance(processor, Images) or not isinstance(spec.frontend, Patches):
+    if not isinstance(processor, Images):
         return spec
     return _at_size(spec, processor.height, processor.width)
 
 
 def sized_as(spec: Model, other: Model) -> Model:
     """Adapt ``spec`` to the image size of the model ``other`` if both models read images."""
-    frontend = other.frontend
+    frontend = _stack(other).frontend
     return _at_size(spec, frontend.height, frontend.width) if isinstance(frontend, Patches) else spec
 
 
 def _at_size(spec: Model, height: int | None, width: int | None) -> Model:
     """Adapt ``spec`` to images of height × width pixels."""
-    frontend = spec.frontend
+    stack = _stack(spec)
+    frontend = stack.frontend
     if not isinstance(frontend, Patches) or height is None or width is None:
         return spec
     if (height, width) == (frontend.height, frontend.width):
         return spec
     resized = frontend.resized(height, width)
-    return spec.changed(frontend=resized, context_length=resized.num_positions or spec.context_length)
+    sizes = {"frontend": resized, "context_length": resized.num_positions or stack.context_length}
+    return spec.changed(**sizes) if spec.encoder is None else spec.changed(encoder=spec.encoder.changed(**sizes))

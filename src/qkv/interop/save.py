@@ -96,6 +96,8 @@ def save_published(
     folder = Path(folder).expanduser()
     fixed = {key: value for key, value in cover.config.items() if key.endswith("_token_id") and value is not None}
     config = {**cover.config, **about(model, tokenizer, labels), **_start(model, tokenizer, begin), **fixed}
+    if model.spec.head.reads_memory:
+        config = _with_ids_of_text(config, tokenizer)
     several = cover.family.architectures[cover.architecture].kept_config
     config |= {key: value for key, value in (kept_config or {}).items() if key in several}
     try:
@@ -104,7 +106,7 @@ def save_published(
         copies = {name: tensors[source].clone() for name, source in cover.family.copies(model.spec).items()}
         write_tensors(folder / WEIGHTS, {**tensors, **copies, **_extra_tensors(kept or {}, cover, model)})
         write_json(folder / CONFIG, config)
-        if model.spec.frontend.reads_tokens:
+        if model.spec.frontend.reads_tokens and not model.spec.head.reads_memory:
             ids = {key: value for key, value in config.items() if key.endswith("_token_id")}
             write_json(folder / GENERATION, {**ids, **({"eos_token_id": list(ends)} if len(ends) > 1 else {})})
         settings = written_processor(processor) or written_sound_processor(processor)
@@ -156,9 +158,17 @@ def about(model: nn.Module, tokenizer: Tokenizer | None, labels: Sequence[str]) 
     return keys
 
 
+def _with_ids_of_text(config: Mapping[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Move the ids of special tokens to the config of the text tower; the end token is the last of each text."""
+    ids = {key: value for key, value in config.items() if key.endswith("_token_id")}
+    last = tokenizer.frame.behind[-1:] if tokenizer is not None else ()
+    text = {**config["text_config"], **ids, **({"eos_token_id": last[0]} if last else {})}
+    return {**{key: value for key, value in config.items() if key not in ids}, "text_config": text}
+
+
 def _start(model: Transformer, tokenizer: Tokenizer | None, begin: Sequence[int]) -> dict[str, int]:
     """Return the config keys with the ids that an encoder–decoder's decoder starts with; empty without an encoder."""
-    if model.encoder is None:
+    if model.encoder is None or model.spec.head.reads_memory:
         return {}
     if not begin and tokenizer is not None and "bos" in tokenizer.specials:
         begin = (tokenizer.specials["bos"],)

@@ -211,7 +211,8 @@ def _read(source: Path, copy: bool) -> _Source:
         worse = "" if run.wide.reads(DEEP) else "; on the validation data, it alone was better than the model"
         notes = (f"the linear path beside the model is left out, as no other library has it{worse}",)
     begin = marks(run.vocabulary, getattr(run.recipe.task, "begin", ())).begin if run.model.encoder else ()
-    tokenizer, processor = run.tokenizer if run.vocabulary.has_text else None, run.vocabulary.processor
+    tokenizer = run.tokenizer if run.vocabulary.has_text else None
+    processor = run.vocabulary.processor or next(iter(run.vocabulary.processors.values()), None)
     labels, heat = run.vocabulary.labels, run.temperature
     content = _Source(run.model, tokenizer, labels, begin=begin, processor=processor, temperature=heat)
     return content._replace(ends=end_ids(run), notes=notes)

@@ -196,7 +196,8 @@ def accept(folder: Path) -> str | None:
 def run_of(checkpoint: PublishedModel) -> Run:
     """Return a loaded published checkpoint as a run without training. Raises ``UserError`` if no task fits its head."""
     recipe = recipe_of(checkpoint)
-    processors = {} if checkpoint.processor is None else {INPUT: checkpoint.processor}
+    name = next(iter(recipe.data.processors), INPUT)
+    processors = {} if checkpoint.processor is None else {name: checkpoint.processor}
     absent = NO_TEXT if processors else AbsentTokenizer.of_published(checkpoint.folder)
     tokenizer = checkpoint.tokenizer or absent
     vocabulary = Vocabulary(tokenizer, tokenizer, checkpoint.labels, processors)

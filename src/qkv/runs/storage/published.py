@@ -11,8 +11,10 @@ from qkv.interop.load import PublishedModel
 from qkv.interop.sounds import reads_sound
 from qkv.spec.data import Data
 from qkv.spec.model import Model
+from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
-from qkv.spec.tasks import MaskedTokens, NextToken, SpeechToText, Task, Translation
+from qkv.spec.tasks import MaskedTokens, Matching, NextToken, SpeechToText, Task, Translation
+from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
 from qkv.spec.tokenizers import TokenizerFile
 from qkv.system.errors import UserError
 from qkv.tokenizers.tokenizer import Tokenizer
@@ -55,13 +57,25 @@ def _data(checkpoint: PublishedModel) -> Data:
         raise UserError(
             f"{checkpoint.folder} holds no {PREPROCESSOR}, so it is not known how {how}; add that file, or {alone}"
         )
+    if spec.head.reads_memory:
+        return Data(source=NOT_SAID, inputs=inputs_of(checkpoint))
     if spec.frontend.reads_tokens or spec.head.writes_text:
         tokenizer = TokenizerFile(path=str(checkpoint.folder))
         return Data(source=NOT_SAID, processor=checkpoint.processor, tokenizer=tokenizer)
     return Data(source=NOT_SAID, processor=checkpoint.processor)
 
 
+def inputs_of(checkpoint: PublishedModel) -> dict[str, Processor | TokenizerSpec]:
+    """Return the processor or tokenizer of each input of a model that matches two, by the name of its column."""
+    processor = checkpoint.processor
+    assert processor is not None
+    assert processor.role is not None
+    return {processor.role.name: processor, "text": TokenizerFile(path=str(checkpoint.folder))}
+
+
 def _task(checkpoint: PublishedModel) -> Task:
+    if checkpoint.spec.head.reads_memory:
+        return Matching()
     if checkpoint.spec.encoder is not None and checkpoint.spec.head.predicts_tokens:
         begin = pieces(checkpoint.folder, checkpoint.tokenizer, checkpoint.begin) if checkpoint.tokenizer else ()
         task = SpeechToText(begin=begin) if reads_sound(checkpoint.spec) else Translation(begin=begin, framed=True)

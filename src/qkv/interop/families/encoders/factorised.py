@@ -157,6 +157,8 @@ def _albert(config: Config, head: Head) -> Model:
 
 
 def _albert_config(spec: Model) -> dict[str, Any] | None:
+    if spec.encoder is not None:
+        return None
     keys, size = bert.config(without_map(spec.changed(rounds=1))), embedding_width(spec)
     if keys is None or size is None:
         return None

@@ -1,13 +1,12 @@
 """Image towers of CLIP (Radford et al. 2021), MetaCLIP 2 (Chuang et al. 2025) and SigLIP (Zhai et al. 2023).
 
-A tower is published with a classifier or alone. CLIP has a class token, no bias in the patch projection, and a norm of
-the embeddings but none at the end; its classifier reads the mean of the patches. SigLIP has neither class token nor
-norm of the embeddings, and its classifier reads the mean of all positions.
+A tower is published with a classifier, or beside a text tower (``multimodal/clip.py``). CLIP has a class token, no bias
+in the patch projection, and a norm of the embeddings but none at the end; its classifier reads the mean of the patches.
+SigLIP has neither class token nor norm of the embeddings, and its classifier reads the mean of all positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,9 +16,8 @@ from qkv.interop.families.common.shape import shape_of
 from qkv.interop.families.images import vit
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import QKV
-from qkv.interop.mapping.family import Architecture, Family
+from qkv.interop.mapping.family import Architecture
 from qkv.interop.mapping.names import NameRule, Reasons
-from qkv.interop.registry import register
 from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.heads import Head
 from qkv.spec.masks import Full
@@ -27,20 +25,20 @@ from qkv.spec.model import Block, Model
 from qkv.spec.parts import LayerNorm, NoNorm
 from qkv.spec.signals.images import Patches
 
-_BODY = "vision_model."
-_LAYER = f"{_BODY}encoder.layers.{{layer}}."
+BODY = "vision_model."
+_LAYER = f"{BODY}encoder.layers.{{layer}}."
 NAMES = (
-    NameRule("frontend.first", f"{_BODY}embeddings.class_embedding"),
-    NameRule("frontend.map.*", f"{_BODY}embeddings.patch_embedding.*"),
-    NameRule("frontend.positions.table", f"{_BODY}embeddings.position_embedding.weight"),
-    NameRule("frontend.norm.*", f"{_BODY}pre_layrnorm.*"),
+    NameRule("frontend.first", f"{BODY}embeddings.class_embedding"),
+    NameRule("frontend.map.*", f"{BODY}embeddings.patch_embedding.*"),
+    NameRule("frontend.positions.table", f"{BODY}embeddings.position_embedding.weight"),
+    NameRule("frontend.norm.*", f"{BODY}pre_layrnorm.*"),
     NameRule("blocks.{layer}.branches.0.norm.*", f"{_LAYER}layer_norm1.*"),
     NameRule("blocks.{layer}.branches.0.body.qkv.*", tuple(f"{_LAYER}self_attn.{part}_proj.*" for part in "qkv"), QKV),
     NameRule("blocks.{layer}.branches.0.body.output.*", f"{_LAYER}self_attn.out_proj.*"),
     NameRule("blocks.{layer}.branches.1.norm.*", f"{_LAYER}layer_norm2.*"),
     NameRule("blocks.{layer}.branches.1.body.up.*", f"{_LAYER}mlp.fc1.*"),
     NameRule("blocks.{layer}.branches.1.body.down.*", f"{_LAYER}mlp.fc2.*"),
-    NameRule("norm.*", f"{_BODY}post_layernorm.*"),
+    NameRule("norm.*", f"{BODY}post_layernorm.*"),
 )
 
 
@@ -130,40 +128,14 @@ OUTER: Reasons = {
     **dict.fromkeys(("text_config_dict", "vision_config_dict"), "from older versions; no effect"),
     "logit_scale_init_value": "initialisation of the scale of similarities",
 }
-_AT_THE_END = {f"{_BODY}post_layernorm.*": "norm of the pooled vector, which this architecture does not use"}
-_POOLING = {f"{_BODY}head.*": "the pooling head, which this architecture does not use"}
-_PLACES = {f"{_BODY}embeddings.position_ids": "constant position ids 0, 1, 2, …"}
+_AT_THE_END = {f"{BODY}post_layernorm.*": "norm of the pooled vector, which this architecture does not use"}
+_POOLING = {f"{BODY}head.*": "the pooling head, which this architecture does not use"}
+PLACES = {f"{BODY}embeddings.position_ids": "constant position ids 0, 1, 2, …"}
 CLIP_TOWER = Tower(class_token=True, patch=32, activation="quick_gelu", eps=1e-5, unread=_AT_THE_END)
 SIGLIP_TOWER = Tower(class_token=False, patch=16, activation="gelu_pytorch_tanh", eps=1e-6, unread=_POOLING)
 
 
-def _classifier(tower: Tower) -> Architecture:
+def classifier(tower: Tower) -> Architecture:
+    """Build the architecture of the tower with a classifier on the mean of its positions."""
     pooling = "mean_rest" if tower.class_token else "mean"
     return replace(vit.classifier("classifier", pooling), kept=heads.written_back(tower.unread))
-
-
-def _family(name: str, model_type: str, architectures: Mapping[str, Architecture], tower: Tower) -> Family:
-    return Family(
-        name=name,
-        model_types=(model_type,),
-        architectures=architectures,
-        spec=tower.of_whole,
-        config=tower.config_of_whole,
-        names=NAMES,
-        prefix=_BODY,
-        ignored=_PLACES,
-        ignored_config=OUTER,
-    )
-
-
-CLIP = _family("CLIP", "clip", {"CLIPForImageClassification": _classifier(CLIP_TOWER)}, CLIP_TOWER)
-METACLIP = replace(
-    CLIP,
-    name="MetaCLIP 2",
-    base="CLIP",
-    model_types=("metaclip_2",),
-    architectures={"MetaClip2ForImageClassification": _classifier(CLIP_TOWER)},
-)
-SIGLIP = _family("SigLIP", "siglip", {"SiglipForImageClassification": _classifier(SIGLIP_TOWER)}, SIGLIP_TOWER)
-
-register(CLIP, METACLIP, SIGLIP)

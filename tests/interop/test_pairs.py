@@ -1,0 +1,137 @@
+"""Folders of models that match images and texts: scores, labels, search and export as in the transformers library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from tests.interop.word_pieces import write_clip_tokenizer
+
+import qkv
+from qkv.cli.main import main
+from qkv.interop.load import load_published
+from qkv.system.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+WORDS = ("a", "photo", "of", "red", "blue", "square", "cat", "dog")
+TEXTS = ["a photo of a red square", "blue cat", "dog"]
+
+
+def clip(folder: Path, **changes: Any) -> transformers.CLIPModel:
+    """Write a folder of CLIP with random weights, all moved away from their starts, with tokenizer and processor."""
+    torch.manual_seed(0)
+    end = write_clip_tokenizer(folder, WORDS)
+    text = {
+        "vocab_size": end + 1,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 40,
+        "max_position_embeddings": 16,
+        "eos_token_id": end,
+        "bos_token_id": end - 1,
+        **changes.get("text", {}),
+    }
+    images = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "image_size": 16,
+        "patch_size": 4,
+        **changes.get("vision", {}),
+    }
+    config = transformers.CLIPConfig(text_config=text, vision_config=images, projection_dim=changes.get("width", 20))
+    model = transformers.CLIPModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    size = images["image_size"]
+    processor = {
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": size},
+        "crop_size": {"height": size, "width": size},
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return model
+
+
+def pictures(folder: Path) -> list[Path]:
+    rng = np.random.default_rng(0)
+    paths = [folder / f"{i}.png" for i in range(3)]
+    for path, shape in zip(paths, ((20, 30, 3), (16, 16, 3), (40, 17, 3)), strict=True):
+        Image.fromarray(rng.integers(0, 256, shape, np.uint8)).save(path)
+    return paths
+
+
+def scores_of(model: transformers.CLIPModel, folder: Path, paths: list[Path], texts: list[str]) -> torch.Tensor:
+    """Scores of images (rows) and texts by the transformers library."""
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
+    processor = transformers.CLIPImageProcessorPil.from_pretrained(folder)
+    pixels = processor([Image.open(path) for path in paths], return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        return model(**tokens, pixel_values=pixels).logits_per_image
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "as published": {},
+    "other sizes": {"width": 12, "text": {"hidden_act": "gelu", "layer_norm_eps": 1e-3}, "vision": {"patch_size": 8}},
+    "first end token": {"text": {"eos_token_id": 2}},
+    "deep text": {"text": {"num_hidden_layers": 3, "num_attention_heads": 6}, "vision": {"num_hidden_layers": 1}},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_labels_have_the_probabilities_of_the_library(form: str, tmp_path: Path) -> None:
+    model, paths = clip(tmp_path / "clip", **FORMS[form]), pictures(tmp_path)
+    theirs = scores_of(model, tmp_path / "clip", paths, TEXTS).softmax(-1)
+    answers = qkv.predict(tmp_path / "clip", *map(str, paths), labels=TEXTS)
+    ours = torch.tensor([list(answer["probabilities"].values()) for answer in answers])
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_an_exported_folder_opens_in_the_library(tmp_path: Path) -> None:
+    model, paths = clip(tmp_path / "clip"), pictures(tmp_path)
+    assert main(["export", str(tmp_path / "clip"), "--out", str(tmp_path / "again")]) == 0
+    again = transformers.CLIPModel.from_pretrained(tmp_path / "again").eval()
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], tensor, rtol=0, atol=0)
+    theirs = scores_of(model, tmp_path / "clip", paths, TEXTS)
+    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")(TEXTS, padding=True, return_tensors="pt")
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "again", backend="pil")
+    pixels = processor([Image.open(path) for path in paths], return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        found = again(input_ids=tokens["input_ids"], pixel_values=pixels).logits_per_image
+    torch.testing.assert_close(found, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_words_find_pictures(tmp_path: Path) -> None:
+    model, paths = clip(tmp_path / "clip"), pictures(tmp_path)
+    (tmp_path / "found").mkdir()
+    moved = [path.rename(tmp_path / "found" / path.name) for path in paths]
+    theirs = scores_of(model, tmp_path / "clip", moved, ["blue cat"])[:, 0]
+    (hits,) = qkv.search(tmp_path / "clip", tmp_path / "found", "blue cat", top=3)
+    assert [Path(hit.text).name for hit in hits] == [moved[int(i)].name for i in theirs.argsort(descending=True)]
+
+
+def test_the_task_and_what_it_does_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clip(tmp_path / "clip")
+    loaded = load_published(tmp_path / "clip")
+    assert (loaded.family, loaded.architecture) == ("CLIP", "CLIPModel")
+    assert main(["load", str(tmp_path / "clip")]) == 0
+    printed = capsys.readouterr().out
+    assert "qkv search" in printed
+
+
+def test_a_folder_without_a_processor_is_refused(tmp_path: Path) -> None:
+    clip(tmp_path / "clip")
+    (tmp_path / "clip" / "preprocessor_config.json").unlink()
+    with pytest.raises(UserError, match=r"holds no preprocessor_config\.json"):
+        qkv.predict(tmp_path / "clip", "a.png", labels=["a"])
