@@ -29,7 +29,7 @@ from qkv.interop.load import read_published
 from qkv.interop.mapping.family import read_spec
 from qkv.interop.mapping.task_heads import head_tensors, task_heads
 from qkv.interop.sentence import SentencePooling, read_pooling
-from qkv.interop.sounds import read_sound_processor, reads_sound
+from qkv.interop.sounds import read_sound_processor
 from qkv.interop.writing import beginning, named_ends
 from qkv.layers.layout import WHOLE, Layout, layouts
 from qkv.layers.linear.lora import folded
@@ -39,7 +39,7 @@ from qkv.runs.storage.checkpoint import of_model, weights
 from qkv.runs.storage.files import read_tensors
 from qkv.runs.storage.folder import SPEC, WEIGHTS
 from qkv.runs.storage.identity import MADE_WITH, check_unedited
-from qkv.runs.storage.published import pieces
+from qkv.runs.storage.published import pieces, writing_task
 from qkv.spec.data import Data
 from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.heads import Head, LanguageModelHead, Pooled
@@ -47,7 +47,7 @@ from qkv.spec.model import Model
 from qkv.spec.models.adapt import LoRA
 from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
-from qkv.spec.tasks import SpeechToText, Task, Translation
+from qkv.spec.tasks import Task
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
 from qkv.spec.tokenizers import TokenizerFile
 from qkv.system.errors import UserError, nearest
@@ -176,7 +176,7 @@ def _published_task(published: PublishedCheckpoint, model: Model) -> Task:
     """Build the task that writes texts with the begin and end tokens that a published encoder–decoder uses."""
     ids = beginning(published.folder, published.config())
     begin = pieces(published.folder, Tokenizer.load(published.tokenizer_folder), ids)
-    return SpeechToText(begin=begin) if reads_sound(model) else Translation(begin=begin, framed=True)
+    return writing_task(model, begin)
 
 
 def _is_run(folder: Path) -> bool:

@@ -13,7 +13,7 @@ from qkv.spec.data import Data
 from qkv.spec.model import Model
 from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
-from qkv.spec.tasks import MaskedTokens, Matching, NextToken, SpeechToText, Task, Translation
+from qkv.spec.tasks import Captioning, MaskedTokens, Matching, NextToken, SpeechToText, Task, Translation
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
 from qkv.spec.tokenizers import TokenizerFile
 from qkv.system.errors import UserError
@@ -78,13 +78,23 @@ def _task(checkpoint: PublishedModel) -> Task:
         return Matching()
     if checkpoint.spec.encoder is not None and checkpoint.spec.head.predicts_tokens:
         begin = pieces(checkpoint.folder, checkpoint.tokenizer, checkpoint.begin) if checkpoint.tokenizer else ()
-        task = SpeechToText(begin=begin) if reads_sound(checkpoint.spec) else Translation(begin=begin, framed=True)
-        return task.published()
+        return writing_task(checkpoint.spec, begin).published()
     alone = "qkv.interop.load.load_published loads only the model"
     name = f"{checkpoint.folder}: {checkpoint.architecture} ({checkpoint.family})"
     if checkpoint.spec.encoder is not None:
         return _task_of_both(checkpoint, name, alone)
     return task_of_head(checkpoint.spec, name, alone)
+
+
+def writing_task(model: Model, begin: tuple[str, ...] = ()) -> Task:
+    """Return the task of an encoder–decoder that writes texts, by what its encoder reads. ``begin``: strings of the
+    tokens with which the decoder starts.
+    """
+    if reads_sound(model):
+        return SpeechToText(begin=begin)
+    if has_processor(model):
+        return Captioning(begin=begin)
+    return Translation(begin=begin, framed=bool(begin))
 
 
 def _task_of_both(checkpoint: PublishedModel, name: str, advice: str) -> Task:
@@ -108,7 +118,7 @@ def task_of_head(model: Model, name: str, advice: str = "name the task", encoder
     """
     if model.head.predicts_tokens:
         if model.encoder:
-            return SpeechToText() if reads_sound(model) else Translation()
+            return writing_task(model)
         return NextToken() if model.causal else MaskedTokens()
     tasks = [task for task in Task.kinds().values() if task.head == model.head.serves and task.reads == "examples"]
     if model.encoder is not None:
