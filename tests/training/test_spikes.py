@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -82,10 +84,21 @@ def losses(folder: Path) -> dict[int, float]:
 
 def test_the_limit_is_the_median_plus_eight_robust_deviations() -> None:
     values = [1.0, 1.2, 1.4, 1.6, 1.8] * 10
-    assert spike_limit(values) == pytest.approx(1.4 + 8 * 1.4826 * 0.2)
+    assert spike_limit([x - 1.4 for x in values]) == pytest.approx(8 * 0.4 / 1.2816)  # the upper decile is farther
+    assert spike_limit(values) == pytest.approx(1.4 * (1.4 / 1.2) ** (8 * 1.4826))  # in logarithms, which are skewed
+    assert spike_limit([x + 50 for x in values]) == pytest.approx(51.4 * 1.1)
     assert spike_limit([2.0] * 50) == pytest.approx(2.2)
     assert spike_limit([9.0] * 30 + [1.0] * 50) == pytest.approx(1.1)  # the last fifty only
     assert spike_limit([1.0] * 19) == float("inf")
+
+
+def test_losses_that_vary_as_usual_are_no_spikes() -> None:
+    """Batches that are changed at random, with a tail to the right, as those of sounds; nine exceed 8 times the MAD."""
+    draw = random.Random(0)
+    rows = [0.8 * math.exp(draw.gauss(0, 0.05) + draw.expovariate(1 / 0.15)) for _ in range(900)]
+    assert max(rows) > 2.2
+    assert find_spikes(range(900), rows) == []
+    assert [step for step, _, _ in find_spikes(range(900), [*rows[:600], 9.0, *rows[601:]])] == [600]
 
 
 def test_a_rise_that_stays_is_no_spike() -> None:

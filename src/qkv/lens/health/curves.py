@@ -103,7 +103,10 @@ def check_spikes(e: Evidence) -> Verdict | None:
         return None
     spikes = find_spikes(steps, losses)
     source = "Iglewicz & Hoaglin 1993, with a wider limit for heavy tails"
-    rule = f"the median of the 50 losses before it by {DEVIATIONS:g} robust standard deviations"
+    rule = (
+        f"the median of the 50 losses before it by {DEVIATIONS:g} robust standard deviations, of them or of their "
+        "logarithms"
+    )
     if not spikes:
         return Verdict("spikes", "good", f"no loss exceeds {rule}", 0, 0, source)
     step, loss, limit = max(spikes, key=lambda spike: spike[1] / spike[2])

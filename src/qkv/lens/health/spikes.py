@@ -13,20 +13,39 @@ DEVIATIONS, RISE = 8.0, 0.1
 A robust standard deviation is 1.4826 times the median absolute deviation; Iglewicz & Hoaglin (1993) call values beyond
 3.5 of them outliers, and losses of batches have heavier tails.
 """
+_UPPER, _NORMAL = 0.9, 1.2816
+"""Quantile of the upper tail, and its distance from the median of a normal distribution, in standard deviations."""
 LONGEST = 10
 """Maximum number of steps of a spike in a row; after them, the losses count as the new level."""
 
 
 def spike_limit(losses: Sequence[float]) -> float:
-    """Return the loss above which the next step is a spike, median + max(8 · 1.4826 · MAD, median / 10) of the last
+    """Return the loss above which the next step is a spike, median + max(8 · spread, median / 10) of the last
     ``WINDOW`` of ``losses``; infinity if there are fewer than ``FEWEST``.
+
+    spread: max(1.4826 · MAD, distance of the upper decile / 1.2816). Positive losses are skewed to the right, above all
+    where batches are changed at random, so that the limit in logarithms counts if it is higher.
     """
     recent = losses[-WINDOW:]
     if len(recent) < FEWEST:
         return math.inf
-    middle = statistics.median(recent)
-    spread = 1.4826 * statistics.median(abs(loss - middle) for loss in recent)
-    return middle + max(DEVIATIONS * spread, RISE * abs(middle))
+    middle, spread = _level(recent)
+    limit = middle + max(DEVIATIONS * spread, RISE * abs(middle))
+    if not all(loss > 0 for loss in recent):
+        return limit
+    middle, spread = _level([math.log(loss) for loss in recent])
+    return max(limit, math.exp(min(middle + DEVIATIONS * spread, _LARGEST)))
+
+
+_LARGEST = 700.0
+"""Largest logarithm of a limit."""
+
+
+def _level(values: Sequence[float]) -> tuple[float, float]:
+    """Return the median and a robust standard deviation, which the upper tail may widen."""
+    middle = statistics.median(values)
+    spread = 1.4826 * statistics.median(abs(value - middle) for value in values)
+    return middle, max(spread, (sorted(values)[int(_UPPER * len(values))] - middle) / _NORMAL)
 
 
 class SpikeDetector:
