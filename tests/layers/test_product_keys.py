@@ -11,7 +11,7 @@ from torch import Tensor
 from qkv.costs.cost import cost
 from qkv.layers.context import Context
 from qkv.mixers.registry import build_branch
-from qkv.ops.sparse.product_keys import largest, read
+from qkv.ops.sparse.product_keys import largest, read, spread
 from qkv.spec.errors import SpecError
 from qkv.spec.model import Block, Model, Text
 from qkv.spec.position_wise.product_keys import ProductKeyMemory
@@ -46,6 +46,16 @@ def test_a_fused_sum_of_values_is_the_sum_of_values() -> None:
         strict=True,
     ):
         torch.testing.assert_close(one, other)
+
+
+def test_weights_of_all_slots_are_those_of_the_heads() -> None:
+    scores, values = normal(2, 3, 4, 5), normal(50, 6, seed=1)
+    index = torch.randint(50, (2, 3, 4, 5), generator=torch.Generator().manual_seed(0))
+    expected = torch.zeros(2, 3, 50).double()
+    for b, n, h, i in torch.cartesian_prod(*map(torch.arange, scores.shape)).tolist():
+        expected[b, n, index[b, n, h, i]] += scores[b, n, h].softmax(-1)[i]
+    torch.testing.assert_close(spread(scores, index, 50), expected)
+    torch.testing.assert_close(spread(scores, index, 50) @ values, read(scores, index, values))
 
 
 def test_values_that_are_not_read_have_no_gradient() -> None:

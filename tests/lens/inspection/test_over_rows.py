@@ -91,7 +91,7 @@ def test_what_keeps_no_checkpoints_says_so(folder: Path, tmp_path: Path) -> None
 def test_neurons_show_the_tokens_that_fire_them_most(tmp_path: Path) -> None:
     run = decoder(tmp_path, "rope")
     view = qkv.inspect(run, "the fox", over=TEXT).view("neurons")["data"]
-    assert view["read"] == len(TEXT)
+    assert {branch["read"] for branch in view["branches"]} == {len(TEXT)}
     windows = torch.tensor(run.tokenizer.encode(TEXT)).split(64)
     here = torch.tensor([run.tokenizer.encode("the fox")])
     for branch in view["branches"]:
@@ -120,9 +120,25 @@ def test_lines_are_inputs_of_an_encoder(tmp_path: Path) -> None:
     assert texts == {"<cls>the quick<mask><sep>", "<cls>the<mask> dog<sep>"}
 
 
-def test_an_encoder_decoder_has_no_view_of_neurons(tmp_path: Path) -> None:
-    view = qkv.inspect(translation_run(tmp_path), "the fox", answer="a", over=TEXT).view("neurons")
-    assert "has an encoder" in view["refused"]
+def test_an_encoder_reads_the_lines_and_the_decoder_what_it_writes(tmp_path: Path) -> None:
+    run, lines = translation_run(tmp_path), ["the quick fox", "a dog"]
+    view = qkv.inspect(run, "the fox", answer="a b", over="\n".join(lines)).view("neurons")["data"]
+    assert [branch["stack"] for branch in view["branches"]] == ["encoder", "model"]
+    read = [qkv.inspect(run, line).subject.read for line in lines]
+    here = qkv.inspect(run, "the fox", answer="a b").subject.read
+    for branch in view["branches"]:
+        point = f"{branch['path']}.activation"
+        encodes = branch["stack"] == "encoder"
+        values = torch.cat([record(run.model, r.signal, point, source=r.source)[point][0] for r in read])
+        now = record(run.model, here.signal, point, source=here.source)[point][0]
+        assert branch["read"] == len(values)
+        for each in branch["neurons"]:
+            best = values[:, each["neuron"]].topk(min(5, len(values))).values.tolist()
+            assert [place["value"] for place in each["places"]] == pytest.approx(best, rel=1e-4)
+            shown = now[:, each["neuron"]]
+            assert each["here"] == pytest.approx(float(shown.max() if encodes else shown[-1]), rel=1e-4)
+            contexts = [place["before"] + place["token"] + place["after"] for place in each["places"]]
+            assert not encodes or all(any(line in context for line in lines) for context in contexts)
 
 
 def test_delimiters_are_single_tokens(folder: Path, tmp_path: Path) -> None:

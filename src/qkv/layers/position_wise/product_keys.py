@@ -12,7 +12,7 @@ from qkv.layers.linear.linear import Linear
 from qkv.layers.norms import build_norm
 from qkv.layers.observable import Points
 from qkv.ops.at_least_single import at_least_single
-from qkv.ops.sparse.product_keys import largest, read
+from qkv.ops.sparse.product_keys import largest, read, spread
 from qkv.spec.position_wise import product_keys as spec
 from qkv.spec.register import implements
 
@@ -43,12 +43,18 @@ class ProductKeyMemory(Branch):
         nn.init.normal_(self.values, std=self.width**-0.5)
 
     def points(self) -> Points:
-        return {"slot_scores": "scores of the slots that each head reads, in descending order (B, N, H, k)"}
+        return {
+            "slot_scores": "scores of the slots that each head reads, in descending order (B, N, H, k)",
+            "slot_weights": "weights of all slots, added over the heads (B, N, S)",
+        }
 
     def forward(self, x: Tensor, context: Context, state: State | None = None) -> tuple[Tensor, State | None]:
         q = self.query_norm(self.query(x), context).unflatten(-1, (self.num_heads, self.key_dim))
         scores, index = largest(q, self.keys.to(q.dtype), self.top_k)
         scores = self.offer(context.tap, "slot_scores", at_least_single(scores))
+        weights = self.offer_computed(context.tap, "slot_weights", lambda: spread(scores, index, len(self.values)))
+        if weights is not None:
+            return weights.to(self.values.dtype) @ self.values, state
         return read(scores, index, self.values), state
 
     def idle_parameters(self, positions: int = 1) -> int:

@@ -19,6 +19,9 @@ from qkv.system.errors import UserError
 _POINTS = ("activation", "slot_weights")
 """Points whose last axis counts neurons or memory slots."""
 
+Rows = Signal | Tensor | tuple[Signal | Tensor, Signal | Tensor]
+"""Batch of inputs; of a model with an encoder, the pair of its own input and the encoder's source."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Neurons(BranchPlace):
@@ -41,12 +44,12 @@ class Neurons(BranchPlace):
 @torch.no_grad()
 def neurons(
     model: Transformer,
-    rows: Iterable[Signal | Tensor],
+    rows: Iterable[Rows],
     k: int = 5,
     branches: Sequence[str] = ("*",),
 ) -> list[Neurons]:
-    """Return all feed-forward neurons and memory slots of the model's own position-wise branches, with the k positions
-    that fire them most, in the order of computation.
+    """Return all feed-forward neurons and memory slots of the position-wise branches of the model and of its encoder,
+    with the k positions that fire them most, in the order of computation.
 
     rows: batches of inputs, read one after the other; only the k best places are kept. Neurons are the activations that
     the last linear map reads, which act as values of a key–value memory (Geva et al. 2021). branches: paths of
@@ -57,13 +60,16 @@ def neurons(
     tables, first = dict[tuple[str, int], _Table](), 0
     points = _points(model, branches)
     for batch in rows:
-        signal = Signal.of(batch)
-        for location, values in record(model, signal, *points).records.items():
+        inputs, source = map(Signal.of, batch) if isinstance(batch, tuple) else (Signal.of(batch), None)
+        for location, values in record(model, inputs, *points, source=source).records.items():
             table = tables.setdefault(
                 (location.path, location.call), _Table(find_place(model, location), location.point, k)
             )
-            table.add(at_least_single(values), signal, first)
-        first += signal.num_rows
+            signal, frontend = inputs, model.frontend
+            if table.place.stack == "encoder" and model.encoder is not None and source is not None:
+                signal, frontend = source, model.encoder.frontend
+            table.add(at_least_single(values), signal, frontend.lengths(signal), first)
+        first += inputs.num_rows
     if not first:
         raise UserError("there are no rows; give at least one row of the model's input")
     return [table.result() for table in tables.values()]
@@ -72,7 +78,7 @@ def neurons(
 def _points(model: Transformer, branches: Sequence[str]) -> list[str]:
     """Return the points of the neurons of the selected branches."""
     wise = list_branches(model, lambda b: not b.spec.mixes and not b.spec.reads_memory)
-    points = [f"{b.name}.{p}" for stack, b in wise if stack == "model" for p in _POINTS if p in b.points()]
+    points = [f"{b.name}.{p}" for stack, b in wise if stack in ("model", "encoder") for p in _POINTS if p in b.points()]
     chosen = [p for p in points if any(name == "*" or matches(name, p.rpartition(".")[0]) for name in branches)]
     if not chosen:
         names = ", ".join(point.rpartition(".")[0] for point in points) or "none"
@@ -89,13 +95,13 @@ class _Table:
         self.places = torch.empty(0, dtype=torch.long)
         self.total = self.above = torch.zeros(())
 
-    def add(self, values: Tensor, signal: Signal, first: int) -> None:
-        """Add values (B, N, F) of rows that are numbered from ``first``."""
+    def add(self, values: Tensor, signal: Signal, lengths: Tensor | None, first: int) -> None:
+        """Add values (B, N, F) of rows that are numbered from ``first``. lengths (B): unpadded positions; None: all."""
         values = values.flatten(2)
         batch, count, _ = values.shape
         real = torch.ones(batch, count, dtype=torch.bool, device=values.device)
-        if signal.lengths is not None and count == signal.values.shape[1]:
-            real = torch.arange(count, device=values.device) < signal.lengths[:, None]
+        if lengths is not None and int(lengths.max()) <= count:
+            real = torch.arange(count, device=values.device) < lengths[:, None]
         ids, words = signal.values, signal.values.dim() == 2 and not signal.values.is_floating_point()
         tokens = ids if words and ids.shape == real.shape else torch.full_like(real, -1, dtype=torch.long)
         steps = torch.arange(count, device=values.device).expand(batch, -1)

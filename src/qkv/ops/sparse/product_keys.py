@@ -26,6 +26,12 @@ def largest(q: Tensor, keys: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return scores, index.gather(-1, best)
 
 
+def spread(scores: Tensor, index: Tensor, count: int) -> Tensor:
+    """Return the weights (…, ``count``) of all slots that ``read`` uses, added over the heads."""
+    weights = scores.softmax(-1).flatten(-2)
+    return weights.new_zeros(*weights.shape[:-1], count).scatter_add(-1, index.flatten(-2), weights)
+
+
 def read(scores: Tensor, index: Tensor, values: Tensor) -> Tensor:
     """Compute (…, D): the sum over all heads of ``values`` (n², D) at ``index``, weighted by a softmax per head."""
     weights = scores.softmax(-1).flatten(-2).to(values.dtype)

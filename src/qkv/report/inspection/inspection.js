@@ -41,10 +41,15 @@
     const text = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
     return [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16));
   };
-  let paper, high, low;
-  const readColours = () => { paper = parse("--paper"); high = parse("--s0"); low = parse("--s1"); };
-  readColours();
+  let paper, high, low, ramps;
   const mix = (share, end = high) => paper.map((from, i) => Math.round(from + (end[i] - from) * Math.max(0, Math.min(1, share))));
+  const readColours = () => {
+    paper = parse("--paper"); high = parse("--s0"); low = parse("--s1");
+    // pixels of 256 shares of each sign, since a matrix has many
+    ramps = [high, low].map((end) => Uint32Array.from({ length: 256 }, (_, i) => { const [r, g, b] = mix(i / 255, end); return (255 << 24 | b << 16 | g << 8 | r) >>> 0; }));
+  };
+  const pixel = (share) => ramps[share < 0 ? 1 : 0][Math.min(1, Math.abs(share)) * 255 + 0.5 | 0];
+  readColours();
   const css = (colour) => `rgb(${colour.join(",")})`;
   const signed = (share) => css(mix(Math.abs(share), share < 0 ? low : high));
   const inkOn = (colour) => (0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]) > 140 ? "#111" : "#fff";
@@ -156,10 +161,8 @@
     const size = Math.max(1, Math.min(24, Math.floor(420 / Math.max(rows, columns, 1))));
     const canvas = element("canvas", { width: columns, height: rows, style: `width:${columns * size}px; aspect-ratio:${columns} / ${rows}`, role: "img", "aria-label": `Matrix of ${rows} by ${columns}` });
     const context = canvas.getContext("2d"), picture = context.createImageData(columns, rows);
-    for (let i = 0; i < rows * columns; i++) {
-      const amount = share(i), colour = mix(Math.abs(amount), amount < 0 ? low : high);
-      picture.data.set([colour[0], colour[1], colour[2], 255], 4 * i);
-    }
+    const pixels = new Uint32Array(picture.data.buffer);
+    for (let i = 0; i < pixels.length; i++) pixels[i] = pixel(share(i));
     context.putImageData(picture, 0, 0);
     const place = (event) => {
       const box = canvas.getBoundingClientRect();
@@ -301,14 +304,14 @@
       state.branch = Math.max(0, Math.min(state.branch, view.branches.length - 1));
       const branch = view.branches[state.branch], byInput = state.order !== "rows";
       const order = [...branch.neurons].sort((a, b) => byInput ? b.here - a.here : b.places.at(-1).value - a.places.at(-1).value).slice(0, 24), most = Math.max(1e-12, ...order.map((each) => each.places[0]?.value ?? 0));
-      const token = data.sides.model.labels[view.position] ?? view.position;
+      const token = data.sides.model.labels[view.position] ?? view.position, encodes = branch.stack === "encoder";
       const rows = order.map((each) => element("tr", {}, element("td", { class: "number" }, String(each.neuron)), element("td", { class: "number" }, figure(each.here)), element("td", { class: "number" }, (100 * each.share).toFixed(0) + " %"), element("td", { class: "places" }, ...each.places.map((place) => {
         const mark = paint(element("mark", {}, shown(place.token)), mix(Math.max(0, place.value / most)));
         tell(mark, `${figure(place.value)}; mean over all positions ${figure(each.mean)}`);
         return element("div", {}, place.before.replaceAll("\n", "↵"), mark, place.after.replaceAll("\n", "↵"));
       }))));
-      const titles = ["neuron", `at “${shown(token)}”`, "above 0", `fires most at, in ${view.over}`].map((name, i) => element("th", { class: i < 3 ? "number" : "" }, name));
-      return [element("p", { class: "muted" }, `Neurons of feed-forward networks and slots of memories: their value at position ${view.position} of the input, the share of positions where it is above 0, and the ${order[0]?.places.length ?? 0} tokens with the highest values, of ${view.read.toLocaleString("en")} positions of ${view.over}.`),
+      const titles = ["neuron", encodes ? "highest in the source" : `at “${shown(token)}”`, "above 0", `fires most at, in ${view.over}`].map((name, i) => element("th", { class: i < 3 ? "number" : "" }, name));
+      return [element("p", { class: "muted" }, `Neurons of feed-forward networks and slots of memories: ${encodes ? "their highest value in the source" : `their value at position ${view.position} of the input`}, the share of positions where it is above 0, and the ${order[0]?.places.length ?? 0} tokens with the highest values, of ${branch.read.toLocaleString("en")} positions of ${view.over}.`),
         element("div", { class: "bar" }, choice("Layer", view.branches.map((each, i) => [i, `${each.layer} (${each.path}), ${each.count.toLocaleString("en")} ${each.part.replaceAll("_", " ")}`]), state.branch, (branch) => set({ branch: +branch })), choice("First", [["input", "highest for this input"], ["rows", "highest over all rows"]], state.order, (order) => set({ order }))),
         element("div", { class: "scroll" }, element("table", { class: "neurons" }, element("thead", {}, element("tr", {}, ...titles)), element("tbody", {}, ...rows)))];
     },
@@ -348,13 +351,12 @@
   const thumbnail = (name, map, head) => {
     const [, rows, columns] = map.weights.shape, size = 34, canvas = element("canvas", { width: size, height: size, "aria-hidden": "true" });
     numbers(name, map.weights);
-    const context = canvas.getContext("2d"), picture = context.createImageData(size, size), first = head * rows * columns, bytes = map.weights.bytes;
+    const context = canvas.getContext("2d"), picture = context.createImageData(size, size), first = head * rows * columns, bytes = map.weights.bytes, pixels = new Uint32Array(picture.data.buffer);
     for (let y = 0; y < size; y++) for (let x = 0; x < size; x++) {
       let most = 0;
       const top = Math.floor(y * rows / size), bottom = Math.max(top + 1, Math.floor((y + 1) * rows / size)), left = Math.floor(x * columns / size), right = Math.max(left + 1, Math.floor((x + 1) * columns / size));
       for (let r = top; r < bottom && r < rows; r++) for (let c = left; c < right && c < columns; c++) most = Math.max(most, bytes[first + r * columns + c]);
-      const colour = mix(most / 255);
-      picture.data.set([colour[0], colour[1], colour[2], 255], 4 * (y * size + x));
+      pixels[y * size + x] = ramps[0][most];
     }
     context.putImageData(picture, 0, 0);
     return canvas;
