@@ -102,6 +102,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 def test_it_is_built(path: Path) -> None:
     spec = qkv.read_recipe(path).model
+    assert spec.frontend.kind in SIZES, f"tests/benchmarks/test_recipes.py, SIZES: no sizes of {spec.frontend.kind!r}"
     sizes = {"num_classes": 7, "horizon": 96, "channels": 1, "positions": 42}
     head = spec.head.changed(**{name: size for name, size in sizes.items() if name in type(spec.head).model_fields})
     encoder = spec.encoder and spec.encoder.changed(frontend=spec.encoder.frontend.changed(vocab_size=65))

@@ -10,6 +10,7 @@ import torch
 from tests.contracts.battery import CHECKS, assert_kept
 from tests.contracts.samples import EVERYTHING, FORMS, FURTHER, SAMPLES, SEGMENTED, STACKS
 from tests.contracts.subjects import EncoderDecoder, PrefixDecoder, Stack, whole_model
+from tests.inventory import assert_lists
 
 from qkv.layers.signal import Signal
 from qkv.spec.model import Model
@@ -35,14 +36,16 @@ def test_contract(name: str, check: str, record_property: Callable[[str, object]
 
 def test_the_stacks_hold_every_mixer_order_norm_and_residual() -> None:
     blocks = [block for spec in STACKS.values() for block in spec.layers]
-    assert {branch.kind for branch in (*EVERYTHING, *FURTHER) if branch.mixes} == {
-        kind for kind, parts in SAMPLES.items() if parts[0].mixes
-    }
+    table, mixers = "tests/contracts/samples.py", [kind for kind, parts in SAMPLES.items() if parts[0].mixes]
+    drawn = [branch.kind for branch in (*EVERYTHING, *FURTHER) if branch.mixes]
+    assert_lists(f"{table}, EVERYTHING or FURTHER", drawn, mixers)
     assert {block.order for block in blocks} == {"pre", "post", "sandwich", "res_post", "parallel"}
-    assert {block.norm.kind for block in blocks} == Norm.kinds().keys() - {"grid_norm"}
-    assert {block.residual.kind for block in blocks} == Residual.kinds().keys()
+    norms, residuals = ({getattr(block, slot).kind for block in blocks} for slot in ("norm", "residual"))
+    assert_lists(f"{table}, norms of STACKS", norms, Norm.kinds().keys() - {"grid_norm"})
+    assert_lists(f"{table}, residuals of STACKS", residuals, Residual.kinds())
     in_sequence = {kind for kind, part in Positions.kinds().items() if part.axes == 1}
-    assert {spec.frontend.positions.kind for spec in STACKS.values()} == in_sequence  # type: ignore[attr-defined]
+    positions = {spec.frontend.positions.kind for spec in STACKS.values()}  # type: ignore[attr-defined]
+    assert_lists(f"{table}, positions of STACKS", positions, in_sequence)
 
 
 def test_the_forms_are_encoder_decoders_and_a_prefix_decoder() -> None:
@@ -60,7 +63,7 @@ def test_the_forms_are_encoder_decoders_and_a_prefix_decoder() -> None:
 
 def test_every_kind_of_segmentation_is_under_contract() -> None:
     kinds = [spec.segmentation.kind for spec in SEGMENTED.values() if spec.segmentation]
-    assert {*kinds} == Segmentation.kinds().keys()
+    assert_lists("tests/contracts/samples.py, SEGMENTED", kinds, Segmentation.kinds())
     assert len(kinds) == len(SEGMENTED)
 
 

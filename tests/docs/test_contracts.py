@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from making.contracts import PAGE, page
 from tests.contracts.limits import LIMITS
+from tests.inventory import assert_lists
 
 from qkv.mixers.registry import branches
 
@@ -19,7 +20,8 @@ def test_the_page_is_that_of_the_registered_parts() -> None:
 
 
 def test_every_part_has_a_limit_or_a_reason() -> None:
-    assert set(LIMITS) == {spec.kind for spec in branches() if spec.__module__.startswith("qkv.")}
+    known = [spec.kind for spec in branches() if spec.__module__.startswith("qkv.")]
+    assert_lists("tests/contracts/limits.py, LIMITS", LIMITS, known)
     assert all(limit.test or limit.what.startswith("no limit: ") for limit in LIMITS.values())
 
 

@@ -12,6 +12,7 @@ from typing import get_args
 import pytest
 from tests.docs.blocks import PAGES, ROOT
 from tests.house.test_imports import ALLOWED
+from tests.inventory import assert_lists
 
 from qkv.cli.main import COMMANDS
 from qkv.spec.base import Part
@@ -107,7 +108,8 @@ def test_the_page_of_parts_lists_what_there_is(heading: str) -> None:
     section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", read("docs/parts.md"), re.MULTILINE | re.DOTALL)
     assert section is not None
     first_column = re.findall(r"^(?:### |\| )`(\w+)`", section[1], re.MULTILINE)
-    assert sorted(first_column) == sorted(KINDS[heading])
+    assert_lists(f"docs/parts.md, {heading}", first_column, KINDS[heading])
+    assert len(first_column) == len(KINDS[heading]), "a kind has two rows"
 
 
 def test_the_page_of_parts_names_every_activation() -> None:
@@ -122,7 +124,8 @@ def test_the_readme_lists_what_there_is(heading: str) -> None:
     row = re.search(rf"^\| {name} \| (.*) \|$", read("README.md"), re.MULTILINE)
     assert row is not None
     listed = re.findall(r"`(\w+)`", row[1])
-    assert sorted(listed) == sorted(KINDS[heading])
+    assert_lists(f"README.md, row of {name}", listed, KINDS[heading])
+    assert len(listed) == len(KINDS[heading]), "a kind is listed twice"
 
 
 def test_the_architecture_draws_every_room() -> None:
@@ -207,4 +210,5 @@ def test_the_page_of_checkpoints_names_every_family() -> None:
 
     page = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
     assert families()
-    assert [family.name for family in families() if family.name not in page] == []
+    missing = [family.name for family in families() if family.name not in page]
+    assert not missing, f"docs/checkpoints.md names no {', '.join(missing)}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.inventory import assert_lists
 from torch import Tensor
 
 import qkv
@@ -106,7 +107,7 @@ def row(signal: Signal, i: int) -> Signal:
 
 def test_every_front_end_has_a_sample() -> None:
     own = {part.kind for part in implementations(FrontendSpec, "qkv.frontends") if part.__module__.startswith("qkv.")}
-    assert own == SAMPLES.keys()
+    assert_lists("tests/frontends/test_battery.py, SAMPLES", SAMPLES, own)
 
 
 @pytest.mark.parametrize(("kind", "sample"), CASES)

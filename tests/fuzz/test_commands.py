@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 from tests.fuzz.commands import LINES, Answer, options, wrong
+from tests.inventory import assert_lists
 
 from qkv.cli.main import COMMANDS
 
 
 def test_every_command_is_tried() -> None:
-    assert {name.split()[0] for name in LINES} == COMMANDS.keys()
+    assert_lists("tests/fuzz/commands.py, LINES", (name.split()[0] for name in LINES), COMMANDS)
     assert ("--vocab-size", "number") in options("tokenizer")
     assert ("--json", "flag") in options("cost")
 

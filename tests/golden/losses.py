@@ -107,6 +107,8 @@ def overridden(path: Path) -> list[str]:
     recipe = qkv.read_recipe(path)
     changes = [*SHORT, "training.batch_size=2", "training.schedule.warmup=1"]
     if recipe.data.source != "nothing":  # the data set of a task that makes its own examples
+        if recipe.data.source not in SOURCES:
+            raise SystemExit(f"tests/golden/losses.py, SOURCES: no file in the place of {recipe.data.source!r}")
         source, columns = SOURCES[recipe.data.source]
         changes += [f"data.source={source}", f"data.columns={json.dumps(columns)}"]
     if recipe.task.kind == "forecasting":

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from tests.inventory import assert_lists
 from tests.lens.capture.models import IDS, built
 from torch import Tensor
 
 from qkv.interop.load import load_published
+from qkv.lens.hooks import names
 from qkv.lens.hooks.names import list_names
 from qkv.lens.hooks.run import HookPoint, run_with_cache, run_with_hooks
 from qkv.lens.record import record
@@ -217,3 +220,17 @@ def test_gradients_flow_through_hooks() -> None:
     logits, cache = run_with_cache(model, IDS, "blocks.0.hook_resid_post")
     (gradient,) = torch.autograd.grad(logits[..., 1].sum(), cache["resid_post", 0])
     assert gradient.abs().sum() > 0
+
+
+def test_the_page_lists_every_name_of_the_tables() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "inside.md").read_text(encoding="utf-8")
+    section = page.split("## Names of TransformerLens")[1].split("\n## ")[0]
+    listed = set[str]()
+    for cell in re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE):
+        prefix = ""
+        for name in re.findall(r"`([\w.]+)`", cell):
+            before, _, last = name.rpartition(".")
+            prefix = before or prefix  # `attn.hook_q`, `hook_k`
+            listed.add(f"{prefix}.{last}" if prefix else last)
+    refused = {"attn.hook_rot_q", "attn.hook_rot_k"}  # always
+    assert_lists("docs/inside.md, names of TransformerLens", listed | refused, {*names._OF_MODELS, *names._OF_LAYERS})

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.contracts.samples import BIDIRECTIONAL, SAMPLES, STACKS, describe
 from tests.contracts.subjects import OneBranch
+from tests.inventory import assert_lists
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -114,7 +115,7 @@ def test_norms(kind: str) -> None:
 
 
 def test_every_kind_of_head_is_here() -> None:
-    assert {type(head).kind for head in HEADS} == Head.kinds().keys()
+    assert_lists("tests/models/test_double.py, HEADS", (type(head).kind for head in HEADS), Head.kinds())
 
 
 @pytest.mark.parametrize("head", HEADS, ids=repr)

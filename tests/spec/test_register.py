@@ -321,7 +321,7 @@ def test_a_part_is_named_in_as_many_source_files_as_stated(part: type[Part]) -> 
         for source in package()
         if part.__name__ in _named(source) and not any(use in source.name for use in _USES)
     }
-    assert len(found) <= PLACES[part], sorted(found)
+    assert len(found) <= PLACES[part], f"PLACES states {PLACES[part]} files, but these name it: {sorted(found)}"
 
 
 @cache
