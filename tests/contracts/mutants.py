@@ -92,7 +92,7 @@ from qkv.mixers.linear import feature_maps, gated_delta, linear_attention, mamba
 from qkv.mixers.local import convolution, neighbours, position_matrices, token_shift
 from qkv.mixers.sparse import continuous_memory, linformer, lsh_attention, retrieval_attention
 from qkv.models import block, transformer
-from qkv.models.stack import depth_average, megabyte, recurrent_memory, segmentation
+from qkv.models.stack import depth_average, megabyte, recurrent_memory, scales, segmentation
 from qkv.ops import masks, positions
 from qkv.ops.attention.twins import sink, top_k
 from qkv.ops.gated_attention import mixed_chunks as mixed_ops
@@ -140,6 +140,7 @@ LATENT = ("latent_attention",)
 RETENTION, MAMBA, DELTA = ("retention",), ("mamba2",), ("gated_delta",)
 GATED, MIXED = ("gau",), ("mixed_chunk_attention",)
 MEMORY, PATCHES, RETRIEVED = ("recurrent_memory",), ("megabyte",), ("retrieval_attention",)
+SCALES = ("scales",)
 CONTINUOUS = ("continuous_memory",)
 CAUSAL, SHIFTED, HYPER = ("gmlp",), ("spatial_shift", "monet"), ("hyper_attention",)
 
@@ -594,5 +595,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("values of the patch not kept", PATCHES, argument(megabyte, "PatchState", 3, torch.zeros_like)),
     Mutant("signal of the patch not kept", PATCHES, argument(megabyte, "PatchState", 2, torch.zeros_like)),
     Mutant("patches not counted", PATCHES, result(megabyte.Megabyte, "own_bytes", lambda n: n // 2)),
+    Mutant("vectors of the window not kept", SCALES, argument(scales, "ScaleState", 1, torch.zeros_like)),
+    Mutant("a window one position late", SCALES, result(scales.Scales, "_levels", lambda h: h.roll(1, 1))),
+    Mutant("windows not counted", SCALES, result(scales.Scales, "own_bytes", lambda n: n // 2)),
     Mutant("every state may be rewound", ("pre",), lambda: patch.object(transformer.Transformer, "rewindable", True)),
 )

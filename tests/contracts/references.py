@@ -7,7 +7,7 @@ float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,15 @@ def reference(kind: str) -> Callable[[Reference], Reference]:
     return register
 
 
+def level(place: int, factors: Sequence[int]) -> int:
+    """The factor of the vector at a place of a row in which windows follow their last positions."""
+    row, t = list[int](), 0
+    while len(row) <= place:
+        t += 1
+        row += [factor for factor in factors if t % factor == 0]
+    return row[place]
+
+
 def visible(mask: masks.Mask, i: int, j: int) -> bool:
     """Whether query i sees key j, by the sentence in the mask's spec."""
     match mask:
@@ -46,6 +55,8 @@ def visible(mask: masks.Mask, i: int, j: int) -> bool:
             return i // mask.stride == j // mask.stride or j % mask.stride in range(mask.stride)[-mask.summary :]
         case masks.Blocks():
             return j // mask.size - i // mask.size in range(-mask.back, mask.ahead + 1)
+        case masks.Levels():
+            return i == j or (level(i, mask.factors) == level(j, mask.factors)) == (mask.see == "within")
         case masks.AllOf():
             return all(visible(m, i, j) for m in mask.masks)
         case masks.AnyOf():

@@ -27,7 +27,7 @@ from qkv.spec.branches import (
     TokenShift,
 )
 from qkv.spec.heads import LanguageModelHead
-from qkv.spec.masks import Blocks, Causal, Fixed, Full, Mask, Prefix, Strided, Window
+from qkv.spec.masks import Blocks, Causal, Fixed, Full, Levels, Mask, Prefix, Strided, Window
 from qkv.spec.mixers.gated_convolution import ConformerConvolution, GatedConvolution
 from qkv.spec.mixers.latent_attention import DifferentialAttention, LatentAttention
 from qkv.spec.mixers.linear_attention import LinearAttention
@@ -35,7 +35,7 @@ from qkv.spec.mixers.lsh_attention import CollisionAttention
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.models.blocks import DepthAverage
 from qkv.spec.models.cross import AdditiveAttention, CrossAttention, FixedContext
-from qkv.spec.models.segmentation import Megabyte, PatchStack, RecurrentMemory
+from qkv.spec.models.segmentation import Megabyte, PatchStack, RecurrentMemory, Scales
 from qkv.spec.parts import (
     Add,
     Alibi,
@@ -501,6 +501,10 @@ ANEW: tuple[Branch, ...] = tuple(branch for branch in EVERYTHING if not branch.r
 OVER_PATCHES = tuple(branch for branch in ANEW if branch.exactness.length is None)
 """Those of them that decode rows of any length as they are trained."""
 
+OVER_SCALES = tuple(branch for branch in OVER_PATCHES if branch.sized_for(1, None).longest_row is None)
+"""Those of them without weights of positions."""
+ON_LEVELS = [Causal() & Levels(factors=(1, 3), see=see) for see in ("within", "across")]
+
 SEGMENTED: dict[str, Model] = {
     "recurrent memory": stack(  # a sixth of them: over 220 segments, a recurrence through all amplifies rounding
         (Block(branches=ANEW[::6], norm=RMSNorm()),),
@@ -533,6 +537,22 @@ SEGMENTED: dict[str, Model] = {
     ),
     "patches of one position": stack((Block(),), segmentation=Megabyte(size=1)),
     "long patches": stack((Block(),), segmentation=Megabyte(size=40)),
+    "scales, every mixer": stack(
+        (Block(branches=OVER_SCALES, norm=RMSNorm()),),
+        positions(NoPositions()),
+        segmentation=Scales(factors=(1, 2, 6), pool="max"),
+        init_std=0.2,
+    ),
+    "scales, within and across": stack(
+        tuple(Block(branches=(Attention(mask=mask), FeedForward()), order="post") for mask in ON_LEVELS),
+        positions(Sinusoidal()),
+        segmentation=Scales(factors=(1, 3)),
+    ),
+    "scales, a window": stack(
+        (Block(branches=(Attention(relative=Rope(), num_kv_heads=1, mask=Causal() & Window(size=4)), FeedForward())),),
+        segmentation=Scales(factors=(1, 2, 4), pool="last"),
+    ),
+    "one scale": stack((Block(),), segmentation=Scales(factors=(1,))),
 }
 """Decoders whose blocks read a row in segments."""
 

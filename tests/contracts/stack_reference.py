@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qkv.spec import parts
 from qkv.spec.model import Block
-from qkv.spec.models.segmentation import Megabyte, RecurrentMemory
+from qkv.spec.models.segmentation import Megabyte, RecurrentMemory, Scales
 
 
 def model(m: Any, ids: Tensor, sources: list[list[int]] | None = None) -> Tensor:
@@ -69,9 +69,29 @@ def megabyte(m: Any, part: Megabyte, x: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
+def scales(m: Any, part: Scales, x: Tensor) -> Tensor:
+    """One row after the other: each position, then the windows that end with it."""
+    rows = []
+    for row in x:
+        values, fine = list[Tensor](), list[int]()
+        for t in range(len(row)):
+            fine.append(len(values))
+            values.append(row[t])
+            for size, level_map in zip(part.factors[1:], m.segmentation.maps, strict=True):
+                if (t + 1) % size == 0:
+                    window = [row[s] for s in range(t + 1 - size, t + 1)]
+                    vector = {"mean": sum(window) / size, "last": window[-1]}.get(part.pool)
+                    vector = torch.stack(window).max(0).values if vector is None else vector
+                    values.append(level_map.weight @ vector + level_map.bias)
+        y = inside(m, m.spec, torch.stack(values)[None], [[] for _ in m.spec.layers])[0]
+        rows.append(y[fine])
+    return torch.stack(rows)
+
+
 SEGMENTED: dict[str, Callable[[Any, Any, Tensor], Tensor]] = {
     "recurrent_memory": recurrent_memory,
     "megabyte": megabyte,
+    "scales": scales,
 }
 """Ways to read a row in segments, by kind."""
 

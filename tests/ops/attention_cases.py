@@ -9,7 +9,21 @@ import torch
 from torch import Tensor
 
 from qkv.ops.attention.reference import AttentionProblem, RelativeValues
-from qkv.ops.masks import AllOf, AnyOf, Blocks, Causal, Explicit, Fixed, Full, Mask, Prefix, Sites, Strided, Window
+from qkv.ops.masks import (
+    AllOf,
+    AnyOf,
+    Blocks,
+    Causal,
+    Explicit,
+    Fixed,
+    Full,
+    Levels,
+    Mask,
+    Prefix,
+    Sites,
+    Strided,
+    Window,
+)
 from qkv.ops.positions import alibi_slopes, clipped_distances
 
 
@@ -34,6 +48,8 @@ MASKS: dict[str, Mask] = {
     "causal fixed": Causal() & Fixed(4, summary=2),
     "blocks": Blocks(4),
     "blocks and their neighbours": Blocks(3, 1, 2),
+    "causal, on one level": Causal() & Levels((1, 2, 6)),
+    "on other levels": Levels((1, 3), "across"),
     "local and strided": Causal() & (Window(3) | Strided(4)),
     "wide window": Causal() & Window(100),
     "adjacency": Explicit(table(1, 1, 24, 24)),
@@ -149,6 +165,9 @@ def sees(mask: Mask, row: int, head: int, i: int, j: int) -> bool:
             return i // mask.stride == j // mask.stride or mask.stride - j % mask.stride <= mask.summary
         case Blocks():
             return j // mask.size - i // mask.size in range(-mask.back, mask.ahead + 1)
+        case Levels():
+            row = [factor for t in range(1, 200) for factor in mask.factors if t % factor == 0]
+            return i == j or (row[i] == row[j]) == (mask.see == "within")
         case Explicit():
             shown = mask.table
             return bool(shown[row % shown.shape[0], head % shown.shape[1], i, j])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.ops.attention_cases import MASKS, sees, sites, table
 
 from qkv.mixers.masks import build_mask
-from qkv.ops.masks import Blocks, Causal, Explicit, Fixed, Full, Mask, Prefix, Sites, Span, Strided, Window
+from qkv.ops.masks import Blocks, Causal, Explicit, Fixed, Full, Levels, Mask, Prefix, Sites, Span, Strided, Window
 from qkv.spec import masks as spec
 
 POSITIONS = 24
@@ -21,6 +21,7 @@ simple = st.one_of(
     st.builds(Prefix, st.integers(1, 12)),
     st.builds(Strided, st.integers(1, 6)),
     st.builds(Fixed, st.integers(1, 6), st.integers(1, 3)),
+    st.builds(Levels, st.sampled_from([(1,), (1, 2), (1, 3, 6)]), st.sampled_from(["within", "across"])),
     st.builds(Blocks, st.integers(1, 8), st.integers(0, 2), st.integers(0, 2)),
     st.just(Explicit(table(1, 1, POSITIONS, POSITIONS))),
 )
@@ -107,6 +108,7 @@ part = st.one_of(
     st.builds(spec.Prefix, length=st.integers(1, 12)),
     st.builds(spec.Strided, stride=st.integers(1, 6)),
     st.builds(spec.Fixed, stride=st.integers(1, 6), summary=st.integers(1, 3)),
+    st.builds(spec.Levels, factors=st.sampled_from([(1,), (1, 3, 6)]), see=st.sampled_from(["within", "across"])),
     st.builds(spec.Blocks, size=st.integers(1, 8), back=st.integers(0, 2), ahead=st.integers(0, 2)),
 )
 parts = st.recursive(

@@ -304,6 +304,7 @@ PLACES = {
     tasks.TokenMasking: 2,
     segmentation.RecurrentMemory: 2,
     segmentation.Megabyte: 2,
+    segmentation.Scales: 2,
     merges.StridedConvolution: 2,
 }
 """Source files that name a part of the package by its spec's class: those that a new part of its slot takes.

@@ -26,6 +26,7 @@ implements(spec.Prefix)(_by_name(ops.Prefix))
 implements(spec.Strided)(_by_name(ops.Strided))
 implements(spec.Fixed)(_by_name(ops.Fixed))
 implements(spec.Blocks)(_by_name(ops.Blocks))
+implements(spec.Levels)(_by_name(ops.Levels))
 
 
 @implements(spec.AllOf)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -159,6 +160,32 @@ class Blocks(Mask):
     def may_see(self, span: Span) -> bool:
         first, last = span.first_query // self.size - self.back, span.last_query // self.size + self.ahead
         return span.last_key // self.size >= first and span.first_key // self.size <= last
+
+
+@dataclass(frozen=True)
+class Levels(Mask):
+    """Mask under which keys on the query's level are visible (``see="within"``), or those on others and itself.
+
+    Levels are those of rows into which windows of ``factors`` positions are inserted, each after its last position.
+    """
+
+    factors: tuple[int, ...]
+    see: str = "within"
+
+    def allowed(self, grid: Grid) -> Tensor:
+        levels = torch.tensor(levels_of(self.factors), device=grid.query.device)
+        query, key = (levels[places % len(levels)] for places in (grid.query, grid.key))
+        return query == key if self.see == "within" else (query != key) | (grid.query == grid.key)
+
+
+@lru_cache(maxsize=64)
+def levels_of(factors: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the level, an index of ``factors``, of each position of a row until the largest window ends.
+
+    Later positions repeat these.
+    """
+    ends = range(1, factors[-1] + 1)
+    return tuple(level for end in ends for level, factor in enumerate(factors) if end % factor == 0)
 
 
 @dataclass(frozen=True)

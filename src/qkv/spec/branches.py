@@ -88,6 +88,15 @@ class Branch(Part, slot=True):
         return False
 
     @property
+    def level_factors(self) -> tuple[tuple[int, ...], ...]:
+        """Factors of each mask of levels, see ``Scales``; empty without one."""
+        return ()
+
+    def with_factors(self, factors: tuple[int, ...]) -> Self:
+        """Return a copy whose masks of levels have other ``factors``."""
+        return self
+
+    @property
     def only_visible_keys(self) -> bool:
         """True if a query reads exactly the keys that masks allow, so that tasks can add a mask (as XLNet does)."""
         return False
@@ -268,6 +277,13 @@ class Masked(Branch):
     @property
     def reads_prefix(self) -> bool:
         return self.decodes and self.mask.reads_prefix
+
+    @property
+    def level_factors(self) -> tuple[tuple[int, ...], ...]:
+        return self.mask.level_factors
+
+    def with_factors(self, factors: tuple[int, ...]) -> Self:
+        return self.changed(mask=self.mask.with_factors(factors))
 
 
 class MaskedAttention(Masked, DotProduct):

@@ -6,11 +6,14 @@ The predicates that define the masks are in ``qkv.ops.masks``.
 from __future__ import annotations
 
 import ast
-from typing import Any
+import itertools
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
 from qkv.spec.base import Part, Seq, call_form
+from qkv.spec.errors import Problem
 
 
 class Mask(Part, slot=True):
@@ -45,6 +48,15 @@ class Mask(Part, slot=True):
     def first_visible(self) -> int:
         """Number of first positions of a row (attention sinks) that stay visible beyond ``reach``."""
         return 0
+
+    @property
+    def level_factors(self) -> tuple[tuple[int, ...], ...]:
+        """Factors of each mask of levels of which it consists; empty if there is none."""
+        return ()
+
+    def with_factors(self, factors: tuple[int, ...]) -> Self:
+        """Return a copy whose masks of levels have other ``factors``."""
+        return self
 
     @classmethod
     def short_form(cls, text: str) -> Any:
@@ -171,10 +183,58 @@ class Blocks(Mask, kind="blocks"):
         return self.size * (self.back + 1)
 
 
-class AllOf(Mask, kind="all_of"):
-    """Intersection of ``masks``; written ``a & b``."""
+LARGEST_FACTOR = 4096
+"""Upper bound of a factor of ``scales``, far beyond any useful one."""
+Factor = Annotated[int, Field(gt=0, le=LARGEST_FACTOR)]
+FACTORS = (1, 4, 16)
+"""Default factors of the levels of ``scales``."""
+
+
+def factors_problems(factors: Sequence[int]) -> list[Problem]:
+    """Return the errors if ``factors`` of levels are not 1 and then multiples, each of the one before."""
+    nested = all(a < b and b % a == 0 for a, b in itertools.pairwise(factors))
+    if factors[0] == 1 and nested:
+        return []
+    sentence = f"{list(factors)} given; give 1, then larger multiples, each of the one before"
+    return [Problem(("factors",), sentence)]
+
+
+class Levels(Mask, kind="levels"):
+    """Key j is visible to query i if both are on the same level of ``scales`` (``within``), or not (``across``).
+
+    The level of a position is that of the rows that ``scales`` makes with the same factors. Under ``across``, a query
+    also sees itself. ``levels(see=within) | levels(see=across)`` is ``full``.
+    """
+
+    factors: Seq[Factor] = Field(default=FACTORS, min_length=1, max_length=32, description="those of ``scales``")
+    see: Literal["within", "across"] = "within"
+
+    @property
+    def level_factors(self) -> tuple[tuple[int, ...], ...]:
+        return (self.factors,)
+
+    def with_factors(self, factors: tuple[int, ...]) -> Self:
+        return self.changed(factors=factors)
+
+    def problems(self) -> list[Problem]:
+        return factors_problems(self.factors)
+
+
+class Combination(Mask):
+    """Base class of masks that consist of others."""
 
     masks: Seq[Mask] = Field(min_length=1)
+
+    @property
+    def level_factors(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(factors for mask in self.masks for factors in mask.level_factors)
+
+    def with_factors(self, factors: tuple[int, ...]) -> Self:
+        return self.changed(masks=tuple(mask.with_factors(factors) for mask in self.masks))
+
+
+class AllOf(Combination, kind="all_of"):
+    """Intersection of ``masks``; written ``a & b``."""
 
     @property
     def causal(self) -> bool:
@@ -205,10 +265,8 @@ class AllOf(Mask, kind="all_of"):
         )
 
 
-class AnyOf(Mask, kind="any_of"):
+class AnyOf(Combination, kind="any_of"):
     """Union of ``masks``; written ``a | b``."""
-
-    masks: Seq[Mask] = Field(min_length=1)
 
     @property
     def causal(self) -> bool:

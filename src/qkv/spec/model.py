@@ -203,7 +203,7 @@ class Model(Stack, WithWidth):
     )
     segmentation: Segmentation | None = Field(
         default=None,
-        description="how a row is read in segments, such as with a recurrent memory; default: the whole row at once",
+        description="how a row is read in segments or at several scales; default: the whole row as it is",
     )
     head: Head = LanguageModelHead()
     init_std: float = Field(

@@ -12,6 +12,7 @@ import typer
 from qkv.api.models import find_model, names_published
 from qkv.cli.shared.runs import Json
 from qkv.costs.cost import PART_COLUMNS, Cost, part_rows, quantity_rows, table_title
+from qkv.costs.levels import LEVEL_COLUMNS, level_costs, level_rows
 from qkv.costs.measuring.machine import Machine, machine_file, store_machine, stored_machine
 from qkv.models.families.presets import PRESETS
 from qkv.report.figures import short, size
@@ -93,6 +94,9 @@ def _tell(spec: str, counted: Cost, machine: Machine | None, checked: list[Measu
     print_table(table_title(spec, counted), PART_COLUMNS, part_rows(counted))
     typer.echo()
     print_table("", ["quantity", "value"], quantity_rows(counted, machine))
+    if levels := level_rows(counted):
+        typer.echo()
+        print_table("levels", LEVEL_COLUMNS, levels)
     if names_published(spec) and counted.writes:
         from qkv.costs.precisions import COLUMNS, fit_rows, fits
 
@@ -173,4 +177,6 @@ def _value(value: float, unit: str) -> str:
 def _plain(counted: Cost, machine: Machine | None, rows: list[Measurement]) -> dict[str, Any]:
     speed = asdict(counted.speed(machine)) if machine else None
     compared = [{**asdict(row), "error": row.error} for row in rows]
-    return {**counted.to_dict(), "tokens_per_second": speed, **({"check": compared} if rows else {})}
+    levels = [level._asdict() for level in level_costs(counted)]
+    plain = {**counted.to_dict(), **({"levels": levels} if levels else {})}
+    return {**plain, "tokens_per_second": speed, **({"check": compared} if rows else {})}

@@ -216,7 +216,7 @@ class _Run:
         """
         request, item = self.asked, PRECISIONS[self.asked.precision]
         segmentation = request.model.segmentation
-        length = segmentation.row_positions if segmentation else request.length
+        length = segmentation.positions_held(request.length) if segmentation else request.length
         size = branch.state_bytes(length, request.batch_size) * item // FLOAT
         if not isinstance(branch, MemoryBranch):
             return size

@@ -45,7 +45,8 @@ class Segmentation(Declared):
 
     def state_bytes(self, branches: Sequence[Branch], length: int, batch: int) -> int:
         """Return the bytes of the state of ``batch`` rows after ``length`` positions, with the model's ``branches``."""
-        return self.own_bytes(length, batch) + sum(b.state_bytes(self.part.row_positions, batch) for b in branches)
+        positions = self.part.positions_held(length)
+        return self.own_bytes(length, batch) + sum(b.state_bytes(positions, batch) for b in branches)
 
     def own_bytes(self, length: int, batch: int) -> int:
         """Return the bytes of the state of ``batch`` rows after ``length`` positions, without the model's branches."""

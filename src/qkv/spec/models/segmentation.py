@@ -1,15 +1,16 @@
-"""Specs of segmentations: how a model's blocks read a row in segments instead of as a whole."""
+"""Specs of segmentations: how a model's blocks read a row in segments, or at several scales, instead of as it is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from qkv.spec.base import LARGEST, Part
+from qkv.spec.base import LARGEST, Part, Seq
 from qkv.spec.errors import Problem
 from qkv.spec.frontends import WIDEST
+from qkv.spec.masks import FACTORS, Factor, factors_problems
 from qkv.spec.models.blocks import Layered
 from qkv.spec.models.growth import RECURRENT, Growth
 
@@ -17,9 +18,11 @@ from qkv.spec.models.growth import RECURRENT, Growth
 class Segmentation(Part, slot=True):
     """Base class of segmentations: the blocks read one segment at a time, and a state from earlier segments.
 
-    The blocks are causal, and decode with a state of constant size for the current segment.
+    The blocks are causal, and decode with a state of constant size for the current segment; exceptions say so.
     """
 
+    in_segments: ClassVar[bool] = True
+    """True if the blocks read one segment after the other, and so must be causal."""
     inner_name: ClassVar[str] = ""
     """Name of the field with the segmentation's own stack of blocks; empty if it has none."""
 
@@ -46,6 +49,15 @@ class Segmentation(Part, slot=True):
         """Return a copy in which ``inner`` is replaced by ``change(inner)``; unchanged if there is no ``inner``."""
         return self.changed(**{self.inner_name: change(self.inner)}) if self.inner else self
 
+    @property
+    def level_factors(self) -> tuple[int, ...]:
+        """Positions per vector of each level of the rows that the blocks read; empty without levels."""
+        return ()
+
+    def with_factors(self, factors: tuple[int, ...]) -> Self:
+        """Return a copy with the levels of ``factors``."""
+        return self
+
     def extrapolates(self, length: int) -> bool:
         """Return False if rows longer than the training ``length`` have distances unseen in training (as for RoPE)."""
         return True
@@ -54,15 +66,19 @@ class Segmentation(Part, slot=True):
         """Return the length of the longest row that the blocks read for an input of ``length`` positions."""
         return min(length, self.row_positions)
 
+    def positions_held(self, length: int) -> int:
+        """Return the number of positions in the state of a branch of the blocks after ``length`` positions."""
+        return self.row_positions
+
     def problems_with(self, stack: Layered, width: int) -> list[Problem]:
         """Return the errors of a model of ``width`` features whose ``stack`` reads segments; empty if none."""
         wrong = stack.first_branch(lambda branch: not branch.causal)
-        if wrong:
+        if wrong and self.in_segments:
             sentence = f"{self.kind!r} reads one segment after the other, so blocks must be causal; use a causal mask"
             return [Problem(wrong, sentence)]
         wrong = stack.first_branch(lambda branch: branch.reads_memory)
         if wrong:
-            sentence = f"the blocks of {self.kind!r} read only segments of the row, not another memory; leave it out"
+            sentence = f"the blocks of {self.kind!r} read only the row, not another memory; leave it out"
             return [Problem(wrong, sentence)]
         wrong = stack.first_branch(lambda branch: branch.reads_types)
         if wrong:
@@ -162,4 +178,62 @@ class Megabyte(Segmentation, kind="megabyte"):
         if wrong:
             sentence = "decoding reads patches one by one, and this branch decodes only short rows exactly"
             problems.append(Problem((*path, *wrong), f"{sentence}; use another mixer over patches"))
+        return problems
+
+
+class Scales(Segmentation, kind="scales"):
+    """Several scales of one row: the blocks read its vectors, and after every F of them a coarser one, for each F.
+
+        x_t                                                 the front end's vectors
+        z_w = W_F pool(x_{wF}, …, x_{wF + F - 1}) + b_F     one vector per window of F positions, for each F > 1
+        x_0 x_1 x_2 x_3 z_0 x_4 …                           each after its window, those of smaller F first
+
+    The outputs at the N vectors x_t are those of the N positions; a window that is not full has no vector. As the row
+    is in order of time, the blocks' masks, recurrences and rotary positions apply to all levels, and causal blocks see
+    no later position. The mask ``levels`` lets attention read one level, or the others. A row is decoded in calls of
+    any length: the state is that of the blocks, and the vectors of the current window of the largest F. Coarse vectors
+    are pooled as in the Hourglass (Nawrot et al. 2022), but stay beside the fine ones.
+    """
+
+    in_segments = False
+    factors: Seq[Factor] = Field(
+        default=FACTORS, min_length=1, max_length=32, description="positions of a window of each level, from 1"
+    )
+    pool: Literal["mean", "max", "last"] = Field(default="mean", description="vector of a window, before the map")
+
+    @property
+    def row_positions(self) -> int:
+        return LARGEST  # branches with weights of positions are refused
+
+    @property
+    def level_factors(self) -> tuple[int, ...]:
+        return self.factors
+
+    def with_factors(self, factors: tuple[int, ...]) -> Self:
+        return self.changed(factors=factors)
+
+    def positions_read(self, length: int) -> int:
+        return sum(length // factor for factor in self.factors)
+
+    def positions_held(self, length: int) -> int:
+        return self.positions_read(length)
+
+    def problems(self) -> list[Problem]:
+        return factors_problems(self.factors)
+
+    def problems_with(self, stack: Layered, width: int) -> list[Problem]:
+        problems = super().problems_with(stack, width)
+        wrong = stack.first_branch(lambda branch: branch.sized_for(1, None).longest_row is not None)
+        if wrong:
+            sentence = f"{self.kind!r} reads rows of any length, but this branch has weights of positions; use another"
+            problems.append(Problem(wrong, sentence))
+        if stack.reads_prefix:
+            wrong = stack.first_branch(lambda branch: branch.reads_prefix)
+            sentence = f"{self.kind!r} inserts vectors into the prefix of a row; use a mask without the row's prefix"
+            problems.append(Problem(wrong, sentence))
+        for i, block in enumerate(stack.blocks):
+            for j, branch in enumerate(block.branches):
+                if any(factors != self.factors for factors in branch.level_factors):
+                    sentence = f"the levels of the mask are not those of 'scales', {list(self.factors)}; give the same"
+                    problems.append(Problem(("blocks", i, "branches", j, "mask"), sentence))
         return problems
