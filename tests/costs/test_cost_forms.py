@@ -184,6 +184,13 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 """Sizes of heads that data determines, for rows of 24 positions."""
 MEASURED: dict[str, Model] = {
+    "resampler": model_of(
+        num_layers=3,
+        width=64,
+        encoder=ENCODER.changed(
+            width=48, latents=Latents(count=3, width=32, rounds=2, blocks=(Block(branches=(CrossAttention(),)),))
+        ),
+    ),
     "cross attention": model_of(num_layers=3, width=64),
     "layer to layer": model_of(num_layers=2, width=64, encoder=ENCODER.changed(memory="layers")),
     "additive attention": model_of(Block(branches=(GRU(), AdditiveAttention())), width=64),

@@ -137,6 +137,56 @@ def test_a_folder_without_a_processor_is_refused(tmp_path: Path) -> None:
         qkv.predict(tmp_path / "clip", "a.png", labels=["a"])
 
 
+def siglip(folder: Path, length: int) -> transformers.SiglipModel:
+    """Write a folder of SigLIP with random weights, all moved away from their starts, with tokenizer and processor."""
+    folder.mkdir()
+    pieces = word_pieces(["<pad>", "<unk>", "<s>", "</s>"], WORDS, "$A {sep}", "$A {sep} $B {sep}")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=pieces, pad_token="<pad>", unk_token="<unk>", eos_token="</s>"
+    )
+    tokenizer.save_pretrained(folder)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40, "hidden_size": 32}
+    text = {**sizes, "vocab_size": len(tokenizer), "max_position_embeddings": length, "pad_token_id": 0}
+    torch.manual_seed(0)
+    config = transformers.SiglipConfig(text_config=text, vision_config={**sizes, "image_size": 16, "patch_size": 4})
+    model = transformers.SiglipModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    transformers.SiglipImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("length", [6, 10])
+def test_siglip_fills_texts_and_pools_images_as_the_library(length: int, tmp_path: Path) -> None:
+    model, paths, texts = siglip(tmp_path / "siglip", length), pictures(tmp_path), ["a red cat", "dog", "a of blue dog"]
+    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "siglip")(
+        texts, padding="max_length", max_length=length, return_tensors="pt"
+    )
+    processor = transformers.SiglipImageProcessorPil.from_pretrained(tmp_path / "siglip")
+    pixels = processor([Image.open(path) for path in paths], return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        theirs = model(input_ids=tokens["input_ids"], pixel_values=pixels).logits_per_image
+    answers = qkv.predict(tmp_path / "siglip", *map(str, paths), labels=texts, multi_label=True)
+    ours = torch.tensor([list(answer["probabilities"].values()) for answer in answers])
+    torch.testing.assert_close(ours, theirs.sigmoid(), rtol=1e-4, atol=1e-6)
+    assert main(["export", str(tmp_path / "siglip"), "--out", str(tmp_path / "again")]) == 0
+    again = transformers.SiglipModel.from_pretrained(tmp_path / "again").eval()
+    with torch.no_grad():
+        exported = again(input_ids=tokens["input_ids"], pixel_values=pixels).logits_per_image
+    torch.testing.assert_close(exported, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_siglip_without_its_pooling_is_refused(tmp_path: Path) -> None:
+    siglip(tmp_path / "siglip", 6)
+    config = json.loads((tmp_path / "siglip" / "config.json").read_text())
+    config["vision_config"]["vision_use_head"] = False
+    (tmp_path / "siglip" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="vision_use_head"):
+        load_published(tmp_path / "siglip")
+
+
 IMAGES = {
     "hidden_size": 32,
     "num_hidden_layers": 2,

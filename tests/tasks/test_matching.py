@@ -156,6 +156,60 @@ def test_an_encoder_of_another_width_is_read_by_cross_attention() -> None:
     torch.testing.assert_close(torch.cat(steps, 1), whole)
 
 
+def test_latents_of_an_encoder_are_the_memory() -> None:
+    latents = {"count": 3, "width": 10, "blocks": [{"branches": ["cross_attention(2)", "feed_forward(12)"]}]}
+    spec = Model.parse(
+        {
+            "width": 8,
+            "frontend": {"kind": "text", "vocab_size": 11},
+            "blocks": [{"branches": ["attention(2)", "cross_attention(2)"]}],
+            "encoder": {"width": 12, "frontend": {"kind": "text", "vocab_size": 7}, "latents": latents},
+        }
+    )
+    model = build(spec).double().eval()
+    assert model.encoder is not None
+    assert model.encoder.latents is not None
+    ids, lengths = torch.tensor([[1, 2, 3, 0], [4, 5, 6, 1]]), torch.tensor([3, 4])
+    memory = model.encode(Signal(ids, lengths))
+    assert memory.vectors[0].shape == (2, 3, 10)
+    alone = model.encode(torch.tensor([[1, 2, 3]]))  # padding is not read
+    torch.testing.assert_close(memory.vectors[0][:1], alone.vectors[0])
+    x, context = model.encoder.embed(Signal(ids, lengths))
+    normed = model.encoder.norm(model.encoder.last(x, context), context)
+    expected = model.encoder.latents(normed, context)
+    torch.testing.assert_close(memory.vectors[0], expected.vectors[0])
+    model(torch.tensor([[1, 2]]).expand(2, -1), memory=memory)[0].sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_latents_of_an_encoder_that_cannot_read_it_are_refused() -> None:
+    model = {
+        "blocks": [{"branches": ["cross_attention"]}],
+        "encoder": {"latents": {"blocks": [{"branches": ["attention"]}]}},
+    }
+    with pytest.raises(SpecError, match=r"encoder\.latents\.blocks: no branch of these blocks reads"):
+        Model.parse(model)
+    model["encoder"] = {"latents": {}, "memory": "layers", "num_layers": 1}
+    with pytest.raises(SpecError, match="latents read the last output only"):
+        Model.parse({**model, "num_layers": 1})
+
+
+def test_rows_that_are_filled_read_the_fill_token() -> None:
+    spec = Model.parse(
+        {
+            "width": 8,
+            "context_length": 6,
+            "frontend": {"kind": "text", "vocab_size": 11, "fill": 9},
+            "blocks": [{"branches": ["attention(2, mask=full)"]}],
+            "head": "vectors",
+        }
+    )
+    model = build(spec).double().eval()
+    filled, _ = model(torch.tensor([[1, 2, 9, 9, 9, 9], [3, 9, 9, 9, 9, 9]]))
+    short, _ = model(Signal(torch.tensor([[1, 2], [3, 0]]), torch.tensor([2, 1])))
+    torch.testing.assert_close(short, filled)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pairs")

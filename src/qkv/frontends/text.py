@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qkv.frontends.border import check_ids, check_vocabulary
+from qkv.frontends.frontend import Past
 from qkv.frontends.placed import PlacedFrontend
-from qkv.layers.context import Context
+from qkv.layers.context import Context, Memories
 from qkv.layers.layout import ROWS, Layouts
 from qkv.layers.linear.linear import Linear
 from qkv.layers.linear.quantized import QuantizedTable, matrix_of
 from qkv.layers.signal import Signal
+from qkv.layers.tap import Tap
 from qkv.ops.quantized.reference import lookup
 from qkv.spec.frontends import Text
 from qkv.spec.model import Stack
@@ -47,6 +51,7 @@ class TextFrontend(PlacedFrontend):
         super().__init__(part, stack, inner)
         self.scale = part.multiplier * (inner**0.5 if part.scale else 1.0)
         self.typed = stack.reads_types or part.types > 0
+        self.fill_length = stack.context_length
         self.projection = Linear(inner, part.own_width(width)) if part.embedding_width else None
         width = part.vector_width(inner)
         self.table = nn.Parameter(torch.empty(part.vocab_size, width)) if table is None else table
@@ -64,6 +69,21 @@ class TextFrontend(PlacedFrontend):
         for vectors in (self.table, self.types, self.query):
             if isinstance(vectors, nn.Parameter):
                 nn.init.normal_(vectors, std=std)
+
+    def embed(
+        self, signal: Signal, past: Past | None = None, tap: Tap | None = None, memories: Memories | None = None
+    ) -> tuple[Tensor, Context]:
+        return super().embed(
+            signal if self.part.fill is None else self._filled(signal, self.part.fill), past, tap, memories
+        )
+
+    def _filled(self, signal: Signal, fill: int) -> Signal:
+        """Fill rows of a signal up to the context length with the id ``fill``, which is no padding."""
+        ids, lengths = signal.values, signal.lengths
+        if lengths is not None:
+            ids = ids.masked_fill(torch.arange(ids.shape[1], device=ids.device) >= lengths[:, None], fill)
+        ids = F.pad(ids, (0, max(0, self.fill_length - ids.shape[1])), value=fill)
+        return replace(signal, values=ids, lengths=None)
 
     def check(self, signal: Signal) -> None:
         check_ids(signal.values, self.device)

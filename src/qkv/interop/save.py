@@ -162,7 +162,7 @@ def _with_ids_of_text(config: Mapping[str, Any], tokenizer: Tokenizer | None) ->
     """Move the ids of special tokens to the config of the text tower; the end token is the last of each text."""
     ids = {key: value for key, value in config.items() if key.endswith("_token_id")}
     last = tokenizer.frame.behind[-1:] if tokenizer is not None else ()
-    text = {**config["text_config"], **ids, **({"eos_token_id": last[0]} if last else {})}
+    text = {**ids, **config["text_config"], **({"eos_token_id": last[0]} if last else {})}
     return {**{key: value for key, value in config.items() if key not in ids}, "text_config": text}
 
 

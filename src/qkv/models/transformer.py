@@ -90,24 +90,6 @@ class Stack(Observable, Layered):
         return self.offer(context.tap, "frontend.output", x), context
 
 
-class Encoder(Stack):
-    """Encoder of an encoder–decoder: front end, blocks and norm."""
-
-    def __init__(self, spec: EncoderSpec, width: int, table: nn.Parameter | None):
-        super().__init__(spec, width, table if spec.share_embedding else None, "encoder.")
-        self.each_layer = spec.memory == "layers"
-
-    def forward(self, signal: Signal | Tensor, tap: Tap | None = None) -> Memory:
-        """Encode a source to the memory that cross-attention reads.
-
-        The memory holds the output of the last layer, or the outputs of all layers, after the final norm.
-        """
-        x, context = self.embed(Signal.of(signal), tap=tap)
-        layers = [x for x, _ in self.through(x, context)] if self.each_layer else [self.last(x, context)]
-        normed = (self.offer(tap, "norm.output", self.norm(x, context)) for x in layers)
-        return Memory(tuple(normed), _real(x, context.lengths))
-
-
 class Latents(Layered):
     """M learned vectors that read the input through cross-attention (Perceiver, Jaegle et al. 2021).
 
@@ -117,10 +99,11 @@ class Latents(Layered):
     Padding of the input is ignored; latents are never padding.
     """
 
-    def __init__(self, spec: LatentsSpec, width: int, memory_width: int):
+    def __init__(self, spec: LatentsSpec, width: int, memory_width: int, path: str = ""):
+        """Create the latents. ``path``: prefix of names, such as "encoder."."""
         super().__init__()
         self.vectors = Learned(LearnedSpec(), spec.count, width)
-        self.lay(spec, width, "latents.blocks", memory_width)
+        self.lay(spec, width, f"{path}latents.blocks", memory_width)
 
     def layouts(self) -> Layouts:
         return {"vectors.table": WHOLE}  # not "rows": latents have no order, so tables of different sizes share none
@@ -139,6 +122,29 @@ class Latents(Layered):
         inside.announce("latents", count)
         z = self.vectors(steps).expand(x.shape[0], -1, -1)
         return _memory(self.norm(self.last(z, inside), inside), None)
+
+
+class Encoder(Stack):
+    """Encoder of an encoder–decoder: front end, blocks and norm."""
+
+    def __init__(self, spec: EncoderSpec, width: int, table: nn.Parameter | None):
+        super().__init__(spec, width, table if spec.share_embedding else None, "encoder.")
+        self.each_layer = spec.memory == "layers"
+        latents = spec.latents
+        self.latents = Latents(latents, latents.width or width, width, "encoder.") if latents else None
+
+    def forward(self, signal: Signal | Tensor, tap: Tap | None = None) -> Memory:
+        """Encode a source to the memory that cross-attention reads.
+
+        The memory holds the output of the last layer, or the outputs of all layers, after the final norm; with latents,
+        their vectors.
+        """
+        x, context = self.embed(Signal.of(signal), tap=tap)
+        layers = [x for x, _ in self.through(x, context)] if self.each_layer else [self.last(x, context)]
+        normed = [self.offer(tap, "norm.output", self.norm(x, context)) for x in layers]
+        if self.latents is not None:
+            return self.latents(normed[-1], context)
+        return Memory(tuple(normed), _real(x, context.lengths))
 
 
 def _memory(x: Tensor, lengths: Tensor | None) -> Memory:
@@ -172,7 +178,7 @@ class Transformer(Stack):
         super().__init__(spec, spec.width, memory_width=spec.memory_width)
         self.spec = spec
         table = self.frontend.table
-        self.encoder = Encoder(spec.encoder, spec.memory_width, table) if spec.encoder else None
+        self.encoder = Encoder(spec.encoder, spec.encoder_width, table) if spec.encoder else None
         self.latents = (
             Latents(spec.latents, spec.latent_width, spec.frontend_width(spec.width)) if spec.latents else None
         )
@@ -239,9 +245,14 @@ class Transformer(Stack):
             branch.after_step()
 
     @property
+    def all_latents(self) -> Latents | None:
+        """Latents of the model, or those of its encoder; a model has one of them at most."""
+        return self.latents if self.encoder is None else self.encoder.latents
+
+    @property
     def _beside(self) -> list[Layered]:
         """All other stacks of the model: encoder, latents and the inner stack of a segmentation."""
-        stacks = (self.encoder, self.latents, self.segmentation and self.segmentation.inner)
+        stacks = (self.encoder, self.all_latents, self.segmentation and self.segmentation.inner)
         return [layered for layered in stacks if layered is not None]
 
     def recompute_blocks(self, on: bool) -> None:

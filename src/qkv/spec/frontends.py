@@ -242,10 +242,16 @@ class Text(Placed, Tokens, kind="text"):
     mask_token: int | None = Field(
         default=None, ge=0, le=MOST_TOKENS, description="id of tokens that are treated as dropped out; default: none"
     )
+    fill: int | None = Field(
+        default=None,
+        ge=0,
+        le=MOST_TOKENS,
+        description="id with which every row is filled to context_length; all branches read it (SigLIP); default: none",
+    )
 
     @property
     def reads_whole_rows(self) -> bool:
-        return self.mask_token is not None
+        return self.mask_token is not None or self.fill is not None
 
     @property
     def num_types(self) -> int:

@@ -464,6 +464,9 @@ class MatchingHead(Pooled, kind="matching"):
         default="mean", description="pooling of the encoder's vectors"
     )
     bias: bool = Field(default=False, description="learn b and b_s")
+    source_map: bool = Field(
+        default=True, description="learn W_s and b_s; false: the encoder's vectors have P features already"
+    )
     objective: Literal["softmax", "sigmoid"] = Field(
         default="softmax",
         description="softmax: cross-entropy over the rows of a batch, both ways (CLIP), z = 0; sigmoid: binary "
@@ -480,6 +483,13 @@ class MatchingHead(Pooled, kind="matching"):
 
     def beside(self, memory_width: int) -> Self:
         return self.changed(source_width=memory_width)
+
+    def problems(self) -> list[Problem]:
+        pooled = (self.source_width or self.features) * len(self.source_poolings)
+        if self.source_map or pooled == self.features:
+            return []
+        sentence = f"vectors of {pooled} features are compared with others of {self.features}; set it to true"
+        return [Problem(("source_map",), sentence)]
 
 
 class MixtureHead(OfImages, kind="mixture"):

@@ -111,18 +111,6 @@ _ENCODER_BLOCK = Block(branches=(Attention(mask=Full()), FeedForward()))
 _READING_BLOCK = Block(branches=(CrossAttention(), FeedForward()))
 
 
-class Encoder(Stack):
-    """Encoder of an encoder–decoder, whose output cross-attention reads, or of one of two inputs that are matched."""
-
-    width: int | None = Field(default=None, gt=0, le=WIDEST, description="width of the encoder; default: the model's")
-    blocks: Seq[Block] = Field(default=(_ENCODER_BLOCK,), min_length=1)
-    memory: Literal["last", "layers"] = Field(
-        default="last",
-        description="last: every layer reads the final output; layers: layer i reads the output of encoder layer i",
-    )
-    share_embedding: bool = Field(default=False, description="one table of token embeddings for source and target")
-
-
 class Latents(Layered):
     """M learned latent vectors that attend to the N input vectors in O(N M) (Perceiver, Jaegle et al. 2021).
 
@@ -163,6 +151,28 @@ class Latents(Layered):
                 f"{self.rounds} rounds of {self.depth} layers are more than {MOST_LAYERS} in all; give fewer",
             )
         ]
+
+
+class Encoder(Stack):
+    """Encoder of an encoder–decoder, whose output cross-attention reads, or of one of two inputs that are matched."""
+
+    width: int | None = Field(default=None, gt=0, le=WIDEST, description="width of the encoder; default: the model's")
+    blocks: Seq[Block] = Field(default=(_ENCODER_BLOCK,), min_length=1)
+    memory: Literal["last", "layers"] = Field(
+        default="last",
+        description="last: every layer reads the final output; layers: layer i reads the output of encoder layer i",
+    )
+    share_embedding: bool = Field(default=False, description="one table of token embeddings for source and target")
+    latents: Latents | None = Field(
+        default=None,
+        description="latents that read the output and take its place as memory, a resampler (Flamingo, Alayrac et al. "
+        "2022); default: none",
+    )
+
+    def width_of_memory(self, width: int) -> int:
+        """Return the width of the output in a model of ``width`` features."""
+        width = self.width or width
+        return width if self.latents is None else self.latents.width or width
 
 
 class Queries(Spec):
@@ -269,9 +279,14 @@ class Model(Stack, WithWidth):
         return (self.latents and self.latents.width) or self.width
 
     @property
+    def encoder_width(self) -> int:
+        """Width of the encoder; by default the model's width."""
+        return (self.encoder and self.encoder.width) or self.width
+
+    @property
     def memory_width(self) -> int:
         """Width of the vectors that cross-attention reads: of the latents, or of the encoder."""
-        return self.latent_width if self.encoder is None else self.encoder.width or self.width
+        return self.latent_width if self.encoder is None else self.encoder.width_of_memory(self.width)
 
     @property
     def num_outputs(self) -> int | None:
@@ -344,6 +359,19 @@ class Model(Stack, WithWidth):
             problems.append(Problem(("head",), sentence + "list a block, and leave queries.count out"))
         return problems
 
+    def _resampler_problems(self, encoder: Encoder) -> list[Problem]:
+        """Return the errors in the latents that read the encoder's output; empty if it has none."""
+        latents = encoder.latents
+        if latents is None:
+            return []
+        problems = latents.block_problems(latents.width or self.encoder_width)
+        if encoder.memory == "layers":
+            problems.append(Problem((), "latents read the last output only; use memory: last, or leave them out"))
+        if not latents.reads_memory:
+            sentence = f"no branch of these blocks reads the encoder's output; list one of {_memory_kinds()}"
+            problems.append(Problem(("blocks",), sentence))
+        return problems
+
     def _segmentation_problems(self) -> list[Problem]:
         """Return the errors if the blocks read segments but another part reads or replaces the row; empty if none."""
         if self.segmentation is None:
@@ -378,7 +406,7 @@ class Model(Stack, WithWidth):
             problems.append(Problem(("head", "tied"), sentence))
         if not self.encoder or not self.encoder.share_embedding:
             return problems
-        path, other = ("encoder", "share_embedding"), self._table_width(self.encoder, self.memory_width)
+        path, other = ("encoder", "share_embedding"), self._table_width(self.encoder, self.encoder_width)
         if size != other:
             problems.append(
                 Problem(
@@ -430,7 +458,8 @@ class Model(Stack, WithWidth):
         if encoder is None:
             sentence = "this branch reads an encoder's output, but the model has no encoder; give model.encoder"
             return [Problem(reader, sentence)] if reader else []
-        problems = [p.under("encoder") for p in encoder.stack_problems(self.memory_width)]
+        problems = [p.under("encoder") for p in encoder.stack_problems(self.encoder_width)]
+        problems += [p.under("encoder", "latents") for p in self._resampler_problems(encoder)]
         if not reader and not self.head.reads_memory:
             problems.append(
                 Problem(

@@ -153,7 +153,7 @@ class _Run:
         """Yield (prefix of its parts, stack) of each stack, in order of execution."""
         model = self.model
         inner = model.segmentation and model.segmentation.inner
-        stacks = ((ENCODER, model.encoder), (LATENTS, model.latents), (INNER, inner), (OWN, model))
+        stacks = ((ENCODER, model.encoder), (LATENTS, model.all_latents), (INNER, inner), (OWN, model))
         return ((prefix, layered) for prefix, layered in stacks if layered is not None)
 
     def modules(self) -> Iterator[tuple[Key, nn.Module]]:
@@ -163,9 +163,9 @@ class _Run:
         if model.encoder is not None:
             yield Key(ENCODER, "embedding"), model.encoder.frontend
             yield Key(ENCODER, "final norm"), model.encoder.norm
-        if model.latents is not None:
-            yield Key(LATENTS, "embedding"), model.latents.vectors
-            yield Key(LATENTS, "final norm"), model.latents.norm
+        if model.all_latents is not None:
+            yield Key(LATENTS, "embedding"), model.all_latents.vectors
+            yield Key(LATENTS, "final norm"), model.all_latents.norm
         for prefix, layered in self.stacks():
             if layered.depth_average is not None:
                 yield Key(prefix, "depth average"), layered.depth_average

@@ -44,7 +44,8 @@ def reduced(model: Model, whole: bool = False) -> Reduced:
     """Reduce a model to at most three layers of each kind. ``whole``: keep all layers. A model with a depth average or
     with several rounds always keeps all layers.
     """
-    encoder, latents, changes = model.encoder, model.latents, dict[str, Any]()
+    encoder, changes = model.encoder, dict[str, Any]()
+    latents = encoder.latents if encoder else model.latents
     stacks = [stack for stack in (model, encoder, latents) if stack is not None]
     whole = (
         whole or any(stack.depth_average for stack in stacks) or max(model.rounds, encoder.rounds if encoder else 1) > 1
@@ -53,11 +54,12 @@ def reduced(model: Model, whole: bool = False) -> Reduced:
         plan = beside = _plan(list(zip(model.layers, encoder.layers, strict=True)), whole)
     else:
         plan, beside = _plan(_placed(model), whole), _plan(encoder.layers if encoder else (), whole)
-    if encoder:
-        changes["encoder"] = encoder.changed(**_listed(encoder, beside))
     rounds = latents.rounds if latents and whole else min(latents.rounds, _FEW) if latents else 1
-    if latents:
-        changes["latents"] = latents.changed(rounds=rounds)
+    fewer = {"latents": latents.changed(rounds=rounds)} if latents else {}
+    if encoder:
+        changes["encoder"] = encoder.changed(**_listed(encoder, beside), **fewer)
+    else:
+        changes |= fewer
     small = model.changed(**_listed(model, plan), **changes)
     segmentation = model.segmentation
     inner = segmentation.inner.depth if segmentation and segmentation.inner else 0

@@ -22,7 +22,10 @@ def normal(spec: Model) -> Model:
     if segmentation is not None:
         width = segmentation.inner_width(spec.width)
         segmentation = segmentation.with_inner(lambda inner: _layered(inner, width))
-    encoder = _stack(spec.encoder, spec.memory_width) if spec.encoder else None
+    encoder = _stack(spec.encoder, spec.encoder_width) if spec.encoder else None
+    if encoder is not None and encoder.latents is not None:
+        width = encoder.latents.width or spec.encoder_width
+        encoder = encoder.changed(latents=_layered(encoder.latents, width).changed(width=width))
     return plain.changed(encoder=encoder, latents=latents, segmentation=segmentation, init_std=0.02)
 
 

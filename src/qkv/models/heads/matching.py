@@ -28,7 +28,8 @@ class Matcher(Head):
 
         a = (W pool(x) + b) / |W pool(x) + b|      c = (W_s pool(m) + b_s) / |W_s pool(m) + b_s|
 
-    Without a memory m, such as for a single input, the outputs are a (B, 1, P). ``encoded`` computes c alone.
+    Without a memory m, such as for a single input, the outputs are a (B, 1, P). ``encoded`` computes c alone, without
+    W_s and b_s if ``source_map`` is false.
     """
 
     def __init__(self, part: MatchingHead, width: int, table: object):
@@ -37,7 +38,7 @@ class Matcher(Head):
         source_width = part.source_width or width
         self.pool, self.source_pool = Pool(part.poolings, width), Pool(part.source_poolings, source_width)
         self.map = Linear(self.pool.width, part.features, bias=part.bias)
-        self.source_map = Linear(self.source_pool.width, part.features, bias=part.bias)
+        self.source_map = Linear(self.source_pool.width, part.features, bias=part.bias) if part.source_map else None
         scale, offset = _FIRST[part.objective]
         self.scale = nn.Parameter(torch.tensor(math.log(scale)))
         self.offset = nn.Parameter(torch.tensor(offset)) if part.objective == "sigmoid" else None
@@ -51,7 +52,8 @@ class Matcher(Head):
 
     def encoded(self, memory: Memory) -> Tensor:
         """Compute the vectors c (B, P) of rows of the encoder."""
-        return _unit(self.source_map(self.source_pool(memory.vectors[-1], memory.lengths)))
+        x = self.source_pool(memory.vectors[-1], memory.lengths)
+        return _unit(x if self.source_map is None else self.source_map(x))
 
     def of_rows(self, x: Tensor, lengths: Tensor | None, context: Context) -> Tensor:
         memory, vectors = (context.memories or {}).get(MEMORY), self(x, lengths)

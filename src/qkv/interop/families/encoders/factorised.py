@@ -40,7 +40,12 @@ def embedding_width(spec: Model) -> int | None:
 
 
 def without_map(spec: Model) -> Model:
-    """Return the spec without the linear map of its embeddings and without its head, which may share their table."""
+    """Return the spec without the linear map of its embeddings and without its head, which may share their table.
+
+    A head that reads the encoder, which no family with such a map has, stays.
+    """
+    if spec.head.reads_memory:
+        return spec
     words = spec.frontend.changed(embedding_width=None) if isinstance(spec.frontend, Text) else spec.frontend
     return spec.changed(frontend=words, head=VectorsHead())
 
@@ -157,8 +162,6 @@ def _albert(config: Config, head: Head) -> Model:
 
 
 def _albert_config(spec: Model) -> dict[str, Any] | None:
-    if spec.encoder is not None:
-        return None
     keys, size = bert.config(without_map(spec.changed(rounds=1))), embedding_width(spec)
     if keys is None or size is None:
         return None

@@ -134,7 +134,7 @@ def config(spec: Model) -> dict[str, Any] | None:
     if encoder is None or encoder.frontend.processor is None or any(len(b.branches) != 3 for b in spec.blocks):
         return None
     fields = {name: getattr(encoder, name) for name in _OF_STACK}
-    images = _ENCODERS[_encoder_of(spec)].config(Model(width=spec.memory_width, **fields, head=VectorsHead()))
+    images = _ENCODERS[_encoder_of(spec)].config(Model(width=spec.encoder_width, **fields, head=VectorsHead()))
     alone = tuple(block.changed(branches=(block.branches[0], block.branches[2])) for block in spec.blocks)
     keys = decoder.family.config(spec.changed(encoder=None, blocks=alone))
     head = decoder.head.config(spec.head)
