@@ -6,11 +6,14 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from tests.tasks.test_matching import write_pairs
 
 import qkv
 from qkv.choosing.automatic_task import automatic_task
+from qkv.models.build import build
 from qkv.spec.errors import SpecError
+from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.tasks.metrics.caption_metrics import cider
 
@@ -118,3 +121,24 @@ def test_models_that_read_no_signal_are_refused() -> None:
     model = {"encoder": {"frontend": "text"}, "blocks": [{"branches": ["cross_attention"]}]}
     with pytest.raises(SpecError, match="needs an encoder that reads images or another signal"):
         Recipe.parse({"data": {"source": "x.csv"}, "task": "captioning", "model": model})
+
+
+def test_at_gate_zero_a_decoder_does_not_read_the_picture() -> None:
+    gated = {"branches": ["cross_attention(2)", "feed_forward(16)"], "residual": "gated"}
+    plain = {"branches": ["attention(2)", "feed_forward(16)"]}
+    encoder = {"width": 12, "frontend": {"kind": "text", "vocab_size": 7}, "latents": {"count": 2}}
+    fields = {"width": 8, "frontend": {"kind": "text", "vocab_size": 11}, "num_layers": 4}
+    reader = build(Model.parse({**fields, "blocks": [gated, plain], "encoder": encoder})).eval()
+    writer = build(Model.parse({**fields, "num_layers": 2, "blocks": [plain]})).eval()
+    weights = {name: value for name, value in reader.state_dict().items() if not name.startswith("encoder.")}
+    for i in range(2):
+        own = {name: value for name, value in weights.items() if name.startswith(f"blocks.{2 * i + 1}.")}
+        weights |= {name.replace(f"blocks.{2 * i + 1}.", f"blocks.{i}.", 1): value for name, value in own.items()}
+    writer.load_state_dict({name: weights[name] for name in writer.state_dict()})
+    ids, memory = torch.tensor([[1, 2, 3]]), reader.encode(torch.tensor([[4, 5]]))
+    assert torch.equal(reader(ids, memory=memory)[0], writer(ids)[0])
+    with torch.no_grad():
+        for name, parameter in reader.named_parameters():
+            if name.endswith("gate"):
+                parameter.fill_(0.5)
+    assert not torch.equal(reader(ids, memory=memory)[0], writer(ids)[0])
