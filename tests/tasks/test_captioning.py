@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tasks.test_matching import write_pairs
+from tests.tasks.test_matching import SHAPES, write_pairs
 
 import qkv
 from qkv.choosing.automatic_task import automatic_task
@@ -142,3 +142,43 @@ def test_at_gate_zero_a_decoder_does_not_read_the_picture() -> None:
             if name.endswith("gate"):
                 parameter.fill_(0.5)
     assert not torch.equal(reader(ids, memory=memory)[0], writer(ids)[0])
+
+
+def test_one_stack_reads_the_picture_and_a_question_before_the_text(tmp_path: Path) -> None:
+    pytest.importorskip("sacrebleu")
+    lines = write_pairs(tmp_path).read_text().splitlines()[1:]
+    rows = ["picture,question,words"]
+    for line in lines:
+        name, words = line.split(",")
+        _, colour, shape = words.split()
+        rows += [f"{name},which colour,{colour}", f"{name},which shape,{shape}"]
+    (tmp_path / "asked.csv").write_text("\n".join(rows) + "\n")
+    recipe = {
+        "data": {
+            "source": str(tmp_path / "asked.csv"),
+            "inputs": {"image": "images", "question": {"kind": "wordpiece", "vocab_size": 150}},
+            "columns": {"image": "picture", "question": "question", "target": "words"},
+        },
+        "task": {"kind": "captioning", "label_smoothing": 0.0},
+        "model": {
+            "width": 24,
+            "context_length": 48,
+            "num_layers": 2,
+            "frontend": {"kind": "joined", "inputs": {"image": "patches(patch=4)"}},
+            "blocks": [{"branches": ["attention(2, mask=causal | prefix)", "feed_forward(48)"]}],
+        },
+        "training": {
+            "steps": 200,
+            "batch_size": 24,
+            "optimizer": {"kind": "adamw", "lr": 0.005},
+            "validation": {"every": 200},
+        },
+    }
+    qkv.train(Recipe.parse(recipe), out=tmp_path / "run")
+    figures = qkv.load(tmp_path / "run").evaluation["splits"]["validation"]["figures"]
+    assert figures["exact"] > 60
+    picture = str(tmp_path / "1.png")
+    asked = [{"image": picture, "question": question} for question in ("which colour", "which shape")]
+    colour, shape = (answer["answer"] for answer in qkv.predict(tmp_path / "run", *asked))
+    assert colour == "green"
+    assert shape in SHAPES

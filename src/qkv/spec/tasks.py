@@ -117,13 +117,22 @@ class SpeechToText(SignalToText, kind="speech_to_text"):
 class Captioning(SignalToText, kind="captioning"):
     """Description of an image, or of another signal, by an encoder–decoder (Vinyals et al. 2015).
 
-    Metrics: BLEU and CIDEr against all texts of the image. Columns: the image and ``text``.
+    Without an encoder, the image and other inputs, such as a question, stand before the text in one row. Metrics: BLEU
+    and CIDEr against all texts of the image. Columns: the image and ``text``.
     """
+
+    joins_inputs: ClassVar[bool] = True
 
     def misfit(self, processor: type[Processor] | None) -> str:
         if processor is not None:
             return ""
-        return "an encoder that reads images or another signal; give one with a front end such as patches"
+        return (
+            "an encoder that reads images or another signal, or several inputs; give an encoder with a front end such "
+            "as patches, or data.inputs"
+        )
+
+    def model_problems(self, model: Model) -> list[Problem]:
+        return [] if model.frontend.inputs_read and model.encoder is None else super().model_problems(model)
 
 
 ClassWeights = Literal["none", "balanced"] | dict[str, Annotated[float, Field(gt=0)]]

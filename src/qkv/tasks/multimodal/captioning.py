@@ -18,7 +18,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Captioning
 from qkv.system.errors import UserError
-from qkv.tasks.dataset import Dataset, ExampleDataset
+from qkv.tasks.dataset import Dataset, Example, ExampleDataset
 from qkv.tasks.metrics.caption_metrics import cider
 from qkv.tasks.metrics.text_metrics import metric_library
 from qkv.tasks.pairs.pairs import marks
@@ -73,14 +73,18 @@ class CaptioningTask(SignalToTextTask):
         """
         examples, rows = [*(dataset.fitted_examples or ())], [*(dataset.fitted_on or ())]
         indices = np.unique(np.linspace(0, len(examples) - 1, min(len(examples), _MOST_ROWS)).round().astype(int))
-        processor = self.reader(dataset.recipe, dataset.vocabulary).processor
-        training = _features(processor, [examples[i].fields.source for i in indices])
-        unseen = _features(processor, [example.fields.source for example in dataset.examples[split]])
+        processor = self.processor_of(dataset.vocabulary)
+        training = _features(processor, [self._signal_of(examples[i]) for i in indices])
+        unseen = _features(processor, [self._signal_of(example) for example in dataset.examples[split]])
         if training is None or unseen is None:
             return None
         mean, deviation = training.mean(0), training.std(0) + 1e-6
         training, unseen = (_unit((x - mean) / deviation) for x in (training, unseen))
         return [rows[indices[i]]["target"] for i in (unseen @ training.T).argmax(1)]
+
+    def _signal_of(self, example: Example) -> Any:
+        """Return the encoded image of an example."""
+        return example.fields.values[0] if self.inputs else example.fields.source
 
     def _looked_at(
         self,
@@ -91,7 +95,7 @@ class CaptioningTask(SignalToTextTask):
         written: Sequence[str],
     ) -> list[dict[str, Any]]:
         """Build the report sections of images with their captions, and of where each word of one looked."""
-        processor = self.reader(recipe, vocabulary).processor
+        processor = self.processor_of(vocabulary)
         pairs = zip(rows[:_SHOWN], written, strict=False)
         drawn = [
             {"source": picture, "sound": processor.player(row[self.asks[0]]), "caption": f"{text} ({row['target']})"}

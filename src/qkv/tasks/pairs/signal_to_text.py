@@ -41,7 +41,10 @@ class TextOfSignal(Truncation):
 
 
 class SignalToTextTask(SequenceToSequenceTask):
-    """Base class of tasks whose encoder reads a signal, and whose decoder writes its text; ``roles``: both columns."""
+    """Base class of tasks whose encoder reads a signal, and whose decoder writes its text; ``roles``: both columns.
+
+    With several inputs by name, such as an image and a question, one stack reads them in a row before the text.
+    """
 
     text: tuple[str, ...] = ()
     writes_from_source = False
@@ -54,25 +57,39 @@ class SignalToTextTask(SequenceToSequenceTask):
         return super().reading(data)
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
+        if self.inputs:
+            return super().vocabulary(recipe, records)
         tokenizer = trained(recipe.data.tokenizer, column(records, "target"), self._roles)
         return Vocabulary(tokenizer, tokenizer, (), fit_processors(recipe.data, records))
 
     def limits(self, recipe: Recipe) -> dict[str, int]:
-        return {"target": super().limits(recipe)["target"]}
+        limits = super().limits(recipe)
+        return limits if self.inputs else {"target": limits["target"]}
 
-    def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> TextOfSignal:
-        if vocabulary.processor is None:
+    def reader(self, recipe: Recipe, vocabulary: Vocabulary) -> Truncation:
+        if self.inputs:
+            return super().reader(recipe, vocabulary)
+        return TextOfSignal(self.limits(recipe), self.processor_of(vocabulary))
+
+    def processor_of(self, vocabulary: Vocabulary) -> Processor:
+        """Return the processor of the signal, the first of several inputs that are not text. Raises ``UserError``."""
+        processor = vocabulary.processor or next(iter(vocabulary.processors.values()), None)
+        if processor is None:
             raise UserError(f"the task {self.spec.kind!r} reads a signal; give data.processor")
-        return TextOfSignal(self.limits(recipe), build_processor(vocabulary.processor))
+        return build_processor(processor)
 
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, cut: Any) -> Example:
+        if self.inputs:
+            return super().encode(row, vocabulary, cut)
         value = cut.processor.read(row[self.asks[0]])
         begin, end = marks(vocabulary, self.spec.begin)
         written = np.concatenate((begin, cut(vocabulary.target.encode(text_in(row, "target")), "target"), [end]))
         return Example(cut.processor.size(value) + len(written) - 1, len(written) - 1, TokenPair(value, written))
 
     def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
-        processor = self.reader(recipe, vocabulary).processor
+        if self.inputs:
+            return super().collator(recipe, vocabulary)
+        processor = self.processor_of(vocabulary)
 
         def collate(rows: Sequence[TokenPair]) -> Batch:
             ids, lengths = padded([row.target[:-1] for row in rows])
@@ -82,8 +99,10 @@ class SignalToTextTask(SequenceToSequenceTask):
 
         return collate
 
-    def change(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Batch, np.random.Generator], Batch]:
-        processor = self.reader(recipe, vocabulary).processor
+    def change(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Batch, np.random.Generator], Batch] | None:
+        if self.inputs:
+            return None
+        processor = self.processor_of(vocabulary)
 
         def changed(batch: Batch, rng: np.random.Generator) -> Batch:
             assert batch.source is not None
@@ -101,6 +120,8 @@ class SignalToTextTask(SequenceToSequenceTask):
     def predict(
         self, model: Any, vocabulary: Vocabulary, recipe: Recipe, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
+        if self.inputs:
+            return super().predict(model, vocabulary, recipe, rows)
         return [{"answer": text} for text in self.write(model, vocabulary, recipe, rows)]
 
     def write(
@@ -111,7 +132,9 @@ class SignalToTextTask(SequenceToSequenceTask):
         rows: Sequence[Mapping[str, Any]],
         cut: Truncation | None = None,
     ) -> list[str]:
-        processor, texts = self.reader(recipe, vocabulary).processor, list[str]()
+        if self.inputs:
+            return super().write(model, vocabulary, recipe, rows, cut)
+        processor, texts = self.processor_of(vocabulary), list[str]()
         for begin in range(0, len(rows), _AT_ONCE):
             try:
                 values = [processor.read(row[self.asks[0]]) for row in rows[begin : begin + _AT_ONCE]]
@@ -123,7 +146,9 @@ class SignalToTextTask(SequenceToSequenceTask):
         return texts
 
     def _format_source(self, row: Mapping[str, Any], recipe: Recipe, vocabulary: Vocabulary) -> str:
-        return self.reader(recipe, vocabulary).processor.shown(row[self.asks[0]])
+        if self.inputs:
+            return super()._format_source(row, recipe, vocabulary)
+        return self.processor_of(vocabulary).shown(row[self.asks[0]])
 
     def _looked_at(self, *_: Any) -> list[dict[str, Any]]:
         return []
