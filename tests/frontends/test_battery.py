@@ -63,9 +63,17 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
     ],
     "speech_codes": [{"symbols": 7, "codebooks": 2, "codes": 5}],
     "mel_patches": [{"patch": 4, "stride": 3, "height": 12, "width": 8, "channels": 1, "class_token": True}],
+    "wave_stem": [
+        {"kernels": [7, 3, 2], "strides": [4, 2, 1]},
+        {"multiples": [3, 1], "kernels": [4, 3], "strides": [2, 2]},
+    ],
+    "mel_subsampling": [
+        {"bins": 9, "channels": 6},
+        {"bins": 7, "channels": 3, "kernels": [5, 4], "strides": [2, 3], "scale": False},
+    ],
     "mel_convolutions": [{"bins": 5}, {"bins": 4, "kernels": [5], "strides": [3], "positions": "sinusoidal"}],
 }
-SOUND = ("wave_convolutions", "mel_convolutions", "wave_encoder")
+SOUND = ("wave_convolutions", "wave_stem", "mel_convolutions", "mel_subsampling", "wave_encoder")
 PADDED = ("text", "marked_text", "words", "image_codes", "image_patches", "speech_codes", *SOUND)
 """Kinds whose rows may be padded."""
 CASES = [(kind, sample) for kind, samples in SAMPLES.items() for sample in samples]

@@ -102,18 +102,26 @@ def rows_of(
 
 
 def hears(pair: Pair) -> bool:
-    """True if the encoder reads frames of sound."""
+    """True if the encoder reads sound."""
     return pair.ours.encoder is not None and not pair.ours.encoder.frontend.part.reads_tokens
 
 
 def sounds(pair: Pair) -> Signal:
-    """Random frames, one sound per row, of as many frames as the encoder has positions for."""
-    encoder = pair.ours.encoder
+    """Random sounds, one per row: samples, or as many frames as the encoder has positions for."""
+    encoder, generator = pair.ours.encoder, torch.Generator().manual_seed(3)
     assert encoder is not None
+    if pair.theirs.main_input_name == "input_values":
+        return encoder.frontend.random(len(pair.rows), 9, generator)
     length = pair.published.spec.encoder.context_length  # type: ignore[union-attr]
-    frames = encoder.frontend.random(len(pair.rows), length, torch.Generator().manual_seed(3))
+    frames = encoder.frontend.random(len(pair.rows), length, generator)
     assert pair.theirs.config.max_source_positions == length
     return Signal(F.pad(frames.values, (0, 0, 0, 2 * length - frames.values.shape[1])))
+
+
+def heard(pair: Pair) -> Tensor:
+    """The sounds as the transformers library reads them: samples, or the frames of each band."""
+    values = sounds(pair).values
+    return values.mT if values.dim() == 3 else values
 
 
 def our_words(pair: Pair, beams: int = 1) -> list[list[int]]:
@@ -142,8 +150,7 @@ def their_words(pair: Pair, beams: int = 1) -> list[list[int]]:
     if decodes:
         return pair.theirs.generate(ids, attention_mask=real, **options)[:, ids.shape[1] :].tolist()
     if hears(pair):  # its own method divides what it hears into windows
-        frames = sounds(pair).values.mT
-        words = GenerationMixin.generate(pair.theirs, frames, decoder_start_token_id=START, **options)
+        words = GenerationMixin.generate(pair.theirs, heard(pair), decoder_start_token_id=START, **options)
         return words[:, 1:].tolist()  # type: ignore[index]
     return pair.theirs.generate(ids, attention_mask=real, decoder_start_token_id=START, **options)[:, 1:].tolist()
 
@@ -200,7 +207,7 @@ def _their_logits(pair: Pair, row: int, text: Sequence[int]) -> Tensor:
         if pair.ours.encoder is None:
             return pair.theirs(ids, use_cache=False).logits[0]
         if hears(pair):
-            return pair.theirs(sounds(pair).values[row : row + 1].mT, decoder_input_ids=ids, use_cache=False).logits[0]
+            return pair.theirs(heard(pair)[row : row + 1], decoder_input_ids=ids, use_cache=False).logits[0]
         return pair.theirs(torch.tensor([pair.rows[row]]), decoder_input_ids=ids, use_cache=False).logits[0]
 
 
@@ -302,7 +309,7 @@ def _their_input(pair: Pair, left: bool = False) -> dict[str, Tensor]:
     ids, real = padded(pair.rows, left)
     given: dict[str, Tensor] = {"input_ids": ids, "attention_mask": real}
     if hears(pair):
-        given = {"input_features": sounds(pair).values.mT}
+        given = {pair.theirs.main_input_name: heard(pair)}
     if pair.ours.encoder is not None:
         targets, there = padded(pair.targets)
         given |= {"decoder_input_ids": targets, "decoder_attention_mask": there}

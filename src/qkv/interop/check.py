@@ -78,9 +78,10 @@ def _difference(ours: Transformer, folder: Path, attention: str) -> float:
         if ours.encoder is None or ours.spec.encoder is None:
             output = ours(ids)[0]
         elif not ours.spec.encoder.frontend.reads_tokens:
-            frames = _frames(ours.encoder.frontend, ours.spec.encoder.context_length)
-            inputs = {"input_features": frames.mT, "decoder_input_ids": ids}
-            output = ours(ids, memory=ours.encode(Signal(frames)))[0]
+            sound = _sound(ours.encoder.frontend, ours.spec.encoder.context_length)
+            values = sound.mT if sound.dim() == 3 else sound
+            inputs = {theirs.main_input_name: values, "decoder_input_ids": ids}
+            output = ours(ids, memory=ours.encode(Signal(sound)))[0]
         else:
             inputs["decoder_input_ids"] = ids.flip(1)
             output = ours(ids.flip(1), memory=ours.encode(ids))[0]
@@ -99,9 +100,15 @@ def _of_pairs(ours: Transformer, theirs: Any, folder: Path) -> float:
     return max(_relative(vectors, both), _relative(ours.head.scores(*vectors.unbind(1)), outputs.logits_per_text))
 
 
-def _frames(frontend: Any, positions: int) -> Tensor:
-    """Return random log-mel frames (1, T, bins) of a whole window; other libraries need each of its frames."""
-    values = frontend.random(1, positions, torch.Generator().manual_seed(0)).values
+def _sound(frontend: Any, positions: int) -> Tensor:
+    """Return random log-mel frames (1, T, bins) of a whole window, each of which other libraries need.
+
+    For a front end of samples, return random ones (1, T).
+    """
+    generator = torch.Generator().manual_seed(0)
+    if frontend.part.processor.of_samples:
+        return frontend.random(1, min(positions, _LENGTH), generator).values
+    values = frontend.random(1, positions, generator).values
     return pad(values, (0, 0, 0, positions * math.prod(frontend.part.strides) - values.shape[1]))
 
 

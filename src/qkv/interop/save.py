@@ -213,9 +213,14 @@ def listed_characters(tokenizer: Tokenizer, blank: int) -> dict[str, int] | None
 def tokenizer_config(tokenizer: Tokenizer, spec: Model) -> dict[str, Any]:
     """Build the contents of tokenizer_config.json for the transformers library.
 
-    They name a generic tokenizer class and the special tokens by role.
+    They name a generic tokenizer class and the special tokens by role; for a model of CTC whose blank is a token, the
+    class that merges equal neighbours, with the blank as the padding token.
     """
     roles = {f"{role}_token": tokenizer.core.id_to_token(index) for role, index in tokenizer.specials.items()}
+    blank = getattr(spec.head, "blank", None)
+    padding = None if blank is None else tokenizer.core.id_to_token(blank)
+    if padding is not None:
+        return {"tokenizer_class": "ParakeetTokenizer", **roles, "pad_token": padding}
     return {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": spec.context_length, **roles}
 
 

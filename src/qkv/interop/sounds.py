@@ -12,6 +12,7 @@ from qkv.interop.mapping.config import Config
 from qkv.spec.model import Model
 from qkv.spec.processors import Processor
 from qkv.spec.signals.sound import LogMel, Waveform
+from qkv.system.errors import UserError
 
 _IGNORED = (
     "feature_extractor_type",
@@ -42,6 +43,14 @@ _KALDI: dict[str, Any] = {
     "floor": 2.0**-23,
 }
 """Settings of the filter bank of Kaldi (Povey et al. 2011), as AST has it."""
+_NEMO: dict[str, Any] = {
+    "shape": "symmetric_hann",
+    "ends": "zeros",
+    "form": "log",
+    "floor": 2.0**-24,
+    "normalise": "clip",
+}
+"""Settings of the frames of NeMo (Kuchaiev et al. 2019), as Parakeet has them."""
 _HIGHEST = 8000.0
 """Highest frequency of Whisper's bands in Hz."""
 
@@ -125,6 +134,28 @@ def _ast(config: Config) -> LogMel:
     )
 
 
+def _parakeet(config: Config) -> LogMel:
+    """Read the frames of NeMo. Raises ``UserError`` for odd sizes, whose windows lie otherwise in other libraries."""
+    rate = config.size("sampling_rate", 16_000)
+    transform, window = config.size("n_fft", 512), config.size("win_length", 400)
+    if transform % 2 or window % 2:
+        raise UserError(
+            f"{config.source}: n_fft is {transform} and win_length {window}, but qkv supports even numbers only"
+        )
+    return LogMel.parse(
+        {
+            "rate": rate,
+            "bins": config.size("feature_size", 80),
+            "window": 1000 * window / rate,
+            "hop": 1000 * config.size("hop_length", 160) / rate,
+            "transform": transform,
+            "preemphasis": config.optional("preemphasis", 0.97) or 0.0,
+            **_NEMO,
+        },
+        config.source,
+    )
+
+
 def _wav2vec2(config: Config) -> Waveform:
     config.fixed("feature_size", 1, "the samples")
     normalise = config.flag("do_normalize", True)
@@ -136,6 +167,7 @@ _READERS: dict[str, Callable[[Config], Processor]] = {
     "EncodecFeatureExtractor": _codec,
     "DacFeatureExtractor": _codec,
     "ASTFeatureExtractor": _ast,
+    "ParakeetFeatureExtractor": _parakeet,
     "Wav2Vec2FeatureExtractor": _wav2vec2,
 }
 """Readers of the settings of published feature extractors, by their class."""
@@ -164,8 +196,11 @@ def written_sound_processor(processor: Processor | None) -> dict[str, Any] | Non
         return None
     if processor.length is not None:
         return _written_ast(processor)
-    if processor.seconds is None:
-        return None
+    return _written_parakeet(processor) if processor.seconds is None else _written_whisper(processor)
+
+
+def _written_whisper(processor: LogMel) -> dict[str, Any] | None:
+    assert processor.seconds is not None
     keys = {
         "feature_extractor_type": "WhisperFeatureExtractor",
         "sampling_rate": processor.rate,
@@ -178,6 +213,23 @@ def written_sound_processor(processor: Processor | None) -> dict[str, Any] | Non
         "return_attention_mask": False,
     }
     return keys if _whisper(Config(keys)) == processor.changed(changes=(), longest=60.0) else None
+
+
+def _written_parakeet(processor: LogMel) -> dict[str, Any] | None:
+    keys = {
+        "feature_extractor_type": "ParakeetFeatureExtractor",
+        "sampling_rate": processor.rate,
+        "feature_size": processor.bins,
+        "n_fft": processor.size,
+        "win_length": processor.frame,
+        "hop_length": processor.step,
+        "preemphasis": processor.preemphasis,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "return_attention_mask": True,
+    }
+    even = processor.size % 2 == 0 == processor.frame % 2
+    return keys if even and _parakeet(Config(keys)) == processor.changed(changes=(), longest=60.0) else None
 
 
 def _written_ast(processor: LogMel) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from qkv.layers.signal import Signal
 from qkv.layers.times import MaskedSignal
 from qkv.spec.model import Stack
 from qkv.spec.register import implements
-from qkv.spec.signals.sound import MelConvolutions, OfSound, WaveConvolutions
+from qkv.spec.signals.sound import MelConvolutions, OfFrames, OfSound, WaveConvolutions
 from qkv.system.errors import UserError
 
 _EPS = 1e-5
@@ -24,6 +24,7 @@ class SoundFrontend(PlacedFrontend):
     """Base class of front ends of sound: strided convolutions over time, whose lengths follow from the signal's."""
 
     part: OfSound  # type: ignore[assignment]
+    convolutions: nn.ModuleList
 
     def count(self, signal: Signal) -> int:
         return self.part.steps(signal.values.shape[1])
@@ -46,6 +47,14 @@ class SoundFrontend(PlacedFrontend):
         short = self.part.least - values.shape[1]
         return values if short <= 0 else pad(values, (0, 0) * (values.dim() - 2) + (0, short))
 
+    def initialise(self, std: float) -> None:
+        """Initialise convolutions as He et al. 2015."""
+        for convolution in self.convolutions:
+            assert isinstance(convolution, nn.Conv1d | nn.Conv2d)
+            nn.init.kaiming_normal_(convolution.weight)
+            if convolution.bias is not None:
+                nn.init.zeros_(convolution.bias)
+
     def _check_place(self, signal: Signal) -> None:
         """Raise ``UserError`` for a sound without values, or on another device."""
         if signal.values.device != self.device:
@@ -54,8 +63,46 @@ class SoundFrontend(PlacedFrontend):
             raise UserError("the sounds are empty; give one sample or more")
 
 
+class SampleFrontend(SoundFrontend):
+    """Base class of front ends of samples (B, T)."""
+
+    def check(self, signal: Signal) -> None:
+        values = signal.values
+        if values.dim() != 2 or not values.is_floating_point():
+            kind = str(values.dtype).removeprefix("torch.")
+            raise UserError(
+                f"sounds have the shape {tuple(values.shape)} of {kind}; the model reads numbers (B, samples)"
+            )
+        self._check_place(signal)
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
+        return Signal(torch.randn(rows, self.part.needed(length), generator=generator))
+
+
+class FrameFrontend(SoundFrontend):
+    """Base class of front ends of log-mel frames (B, T, bins)."""
+
+    part: OfFrames  # type: ignore[assignment]
+
+    def __init__(self, part: OfFrames, stack: Stack, width: int, table: object = None):
+        if part.bins is None:
+            raise UserError("model.frontend.bins is not set: set it, or open the data, whose processor sets it")
+        super().__init__(part, stack, width)
+
+    def check(self, signal: Signal) -> None:
+        values, bins = signal.values, self.part.bins
+        if values.dim() != 3 or values.shape[2] != bins or not values.is_floating_point():
+            raise UserError(
+                f"sounds have the shape {tuple(values.shape)}, and the model reads log-mel frames (B, frames, {bins})"
+            )
+        self._check_place(signal)
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
+        return Signal(torch.randn(rows, self.part.needed(length), self.part.bins or 1, generator=generator))
+
+
 @implements(WaveConvolutions)
-class WaveConvolutionFrontend(SoundFrontend):
+class WaveConvolutionFrontend(SampleFrontend):
     """Front end for samples (B, T) -> vectors (B, N, D): z = convolutions(x), x' = W LN(z) + b, x' + GELU(conv(x')).
 
     The samples beyond the length of a row are 0; so are the vectors before the position convolution.
@@ -90,11 +137,7 @@ class WaveConvolutionFrontend(SoundFrontend):
 
     def initialise(self, std: float) -> None:
         """Initialise convolutions as He et al. 2015; the position convolution from N(0, 4 / (kernel · width))."""
-        for convolution in self.convolutions:
-            assert isinstance(convolution, nn.Conv1d)
-            nn.init.kaiming_normal_(convolution.weight)
-            if convolution.bias is not None:
-                nn.init.zeros_(convolution.bias)
+        super().initialise(std)
         for convolution in self.near:
             assert isinstance(convolution, nn.Conv1d)
             nn.init.normal_(convolution.weight, std=2 / (self.part.near * convolution.out_channels) ** 0.5)
@@ -102,18 +145,6 @@ class WaveConvolutionFrontend(SoundFrontend):
             nn.init.zeros_(convolution.bias)
         if self.masked is not None:
             nn.init.uniform_(self.masked)
-
-    def check(self, signal: Signal) -> None:
-        values = signal.values
-        if values.dim() != 2 or not values.is_floating_point():
-            kind = str(values.dtype).removeprefix("torch.")
-            raise UserError(
-                f"sounds have the shape {tuple(values.shape)} of {kind}; the model reads numbers (B, samples)"
-            )
-        self._check_place(signal)
-
-    def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
-        return Signal(torch.randn(rows, self.part.needed(length), generator=generator))
 
     def forward(self, signal: Signal, context: Context) -> Tensor:
         x = self.features(signal)
@@ -147,27 +178,25 @@ class WaveConvolutionFrontend(SoundFrontend):
         """Return x (B, N, D) plus the position vectors that the convolutions over its positions give."""
         if not len(self.near):
             return x
-        near = x = _silenced(x.mT, context.lengths)
+        near = x = silenced(x.mT, context.lengths)
         for convolution in self.near:
-            near = convolution(_silenced(near, context.lengths))[..., : x.shape[2]]
+            near = convolution(silenced(near, context.lengths))[..., : x.shape[2]]
             near = gelu(layer_norm(near.mT, near.shape[1:2], eps=_EPS).mT if self.part.stacked else near)
         return (x + near).mT
 
 
 def _channel_norm(part: WaveConvolutions, index: int) -> nn.Module:
     channels = part.channels[index]
-    return ChannelNorm(channels, channels, eps=_EPS) if part.norms == "first" else nn.LayerNorm(channels, eps=_EPS)
+    return TimeNorm(channels, channels, eps=_EPS) if part.norms == "first" else nn.LayerNorm(channels, eps=_EPS)
 
 
 @implements(MelConvolutions)
-class MelConvolutionFrontend(SoundFrontend):
+class MelConvolutionFrontend(FrameFrontend):
     """Front end for log-mel frames (B, T, bins) -> vectors (B, N, D): x ← GELU(conv(x)) for each convolution."""
 
     part: MelConvolutions
 
     def __init__(self, part: MelConvolutions, stack: Stack, width: int, table: object = None):
-        if part.bins is None:
-            raise UserError("model.frontend.bins is not set: set it, or open the data, whose processor sets it")
         super().__init__(part, stack, width)
         out = part.vector_width(width)
         self.convolutions = nn.ModuleList(
@@ -178,36 +207,20 @@ class MelConvolutionFrontend(SoundFrontend):
     def layouts(self) -> Layouts:
         return {"convolutions": WHOLE}
 
-    def initialise(self, std: float) -> None:
-        """Initialise convolutions as He et al. 2015."""
-        for convolution in self.convolutions:
-            assert isinstance(convolution, nn.Conv1d)
-            nn.init.kaiming_normal_(convolution.weight)
-            assert convolution.bias is not None
-            nn.init.zeros_(convolution.bias)
-
-    def check(self, signal: Signal) -> None:
-        values, bins = signal.values, self.part.bins
-        if values.dim() != 3 or values.shape[2] != bins or not values.is_floating_point():
-            raise UserError(
-                f"sounds have the shape {tuple(values.shape)}, and the model reads log-mel frames (B, frames, {bins})"
-            )
-        self._check_place(signal)
-
-    def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
-        return Signal(torch.randn(rows, self.part.needed(length), self.part.bins or 1, generator=generator))
-
     def forward(self, signal: Signal, context: Context) -> Tensor:
         x, lengths = self._values_read(signal).mT, self._lengths_read(signal)
         for i, convolution in enumerate(self.convolutions):
-            x = gelu(convolution(_silenced(x, lengths)))
+            x = gelu(convolution(silenced(x, lengths)))
             lengths = None if lengths is None else self.part.after(lengths, i)
         return self.placed(x.mT, context)
 
 
-def _silenced(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Return x (B, C, T) with 0 beyond the length of each row."""
-    return x if lengths is None else x * _real(x.shape[2], lengths)[:, None]
+def silenced(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Return x (B, C, T, …) with 0 beyond the length of each row."""
+    if lengths is None:
+        return x
+    real = _real(x.shape[2], lengths)[:, None]
+    return x * real.view(*real.shape, *(1,) * (x.dim() - 3))
 
 
 def _real(count: int, lengths: Tensor) -> Tensor:
@@ -215,13 +228,18 @@ def _real(count: int, lengths: Tensor) -> Tensor:
     return torch.arange(count, device=lengths.device) < lengths[:, None]
 
 
-class ChannelNorm(nn.GroupNorm):
-    """Norm of each channel over time: (B, C, T) -> (B, C, T), over the first ``lengths`` (B) steps of each row."""
+class TimeNorm(nn.GroupNorm):
+    """Norm over time and the channels of each group: (B, C, T) -> (B, C, T).
+
+    Over the first ``lengths`` (B) steps of each row.
+    """
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:  # type: ignore[override]
         if lengths is None:
             return super().forward(x)
-        real, count = _real(x.shape[2], lengths)[:, None], lengths.clamp(min=1)[:, None, None]
-        centred = torch.where(real, x - torch.where(real, x, 0).sum(2, keepdim=True) / count, 0)
-        scale = (centred.square().sum(2, keepdim=True) / count + self.eps).rsqrt()
-        return centred * scale * self.weight[:, None] + self.bias[:, None]
+        groups = x.unflatten(1, (self.num_groups, -1))
+        real, count = _real(x.shape[2], lengths)[:, None, None], groups.shape[2] * lengths.clamp(min=1)
+        count = count[:, None, None, None]
+        centred = torch.where(real, groups - torch.where(real, groups, 0).sum((2, 3), keepdim=True) / count, 0)
+        scale = (centred.square().sum((2, 3), keepdim=True) / count + self.eps).rsqrt()
+        return (centred * scale).flatten(1, 2) * self.weight[:, None] + self.bias[:, None]

@@ -243,8 +243,9 @@ class Transcriber:
 
 def transcriber_of(run: Run, options: Mapping[str, Any]) -> Transcriber | PartTranscriber:
     """Return the transcriber of a run with ``options``, fields of ``Transcribing``. Raises ``UserError``."""
-    settings = Transcribing.parse(dict(options))
-    return PartTranscriber(run, settings) if run.model.encoder is None else Transcriber(run, settings)
+    settings, processor = Transcribing.parse(dict(options)), run.vocabulary.processor
+    whole = run.model.encoder is None or (processor is not None and not processor.in_windows)
+    return PartTranscriber(run, settings) if whole else Transcriber(run, settings)
 
 
 @with_usual_settings
@@ -257,7 +258,7 @@ def transcribe(
     ``sound``: a file of any format, rate and number of channels, its bytes, or (samples, rate). ``on_progress``: called
     with the seconds that are done, and all. ``options``: fields of ``qkv.spec.recipes.transcribing.Transcribing``:
     language, task, timestamps, word_times, prompt, previous, batch, guard, temperatures, compression, log_probability,
-    silence, max_new_tokens, seed; models that read whole clips, such as those of CTC, have guard and batch only.
+    silence, max_new_tokens, seed; models that read whole clips (CTC, Moonshine) have guard and batch only.
 
     The transcript has a ``text``, ``segments`` with times, ``words``, and the forms ``srt()``, ``vtt()`` and
     ``to_dict()``. Raises ``UserError``.

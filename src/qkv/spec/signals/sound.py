@@ -241,17 +241,19 @@ class OfSound(Placed):
     positions: Positions = NoPositions()
     kernels: Seq[Size] = (3, 3)
     strides: Seq[Size] = (1, 2)
-    padded: ClassVar[bool] = False
-    """True if a convolution pads its input by half of its kernel on both sides."""
 
     @property
     def reads_whole_rows(self) -> bool:
         return True
 
+    def border(self, kernel: int) -> int:
+        """Return the number of zeros that a convolution of this kernel adds at each end of its input; 0: none."""
+        return 0
+
     def after(self, length: Any, index: int) -> Any:
         """Return the number of steps, or a tensor of them, after convolution number ``index`` on ``length`` steps."""
         kernel, stride = self.kernels[index], self.strides[index]
-        return (length + (2 * (kernel // 2) if self.padded else 0) - kernel) // stride + 1
+        return (length + 2 * self.border(kernel) - kernel) // stride + 1
 
     @property
     def least(self) -> int:
@@ -261,7 +263,7 @@ class OfSound(Placed):
     def needed(self, positions: int) -> int:
         """Return the smallest number of samples or frames that have ``positions`` positions."""
         for kernel, stride in zip(reversed(self.kernels), reversed(self.strides), strict=True):
-            positions = max(1, (positions - 1) * stride + kernel - (2 * (kernel // 2) if self.padded else 0))
+            positions = max(1, (positions - 1) * stride + kernel - 2 * self.border(kernel))
         return positions
 
     def steps(self, length: int) -> int:
@@ -322,15 +324,11 @@ class WaveConvolutions(OfSound, kind="wave_convolutions"):
         return problems
 
 
-class MelConvolutions(OfSound, kind="mel_convolutions"):
-    """Log-mel frames (B, T, bins) -> vectors by convolutions over time, each with GELU (Whisper, Radford et al. 2022).
-
-    Convolution i maps to the model's width with ``kernels[i]`` frames and ``strides[i]``, padded by half of the kernel.
-    """
+class OfFrames(OfSound):
+    """Base class of front ends of log-mel frames (B, T, bins) of sounds of any length."""
 
     processor: ClassVar[type[Processor] | None] = LogMel
     bins: int | None = Field(default=None, gt=1, le=1000, description="mel bands; default: the processor's")
-    padded: ClassVar[bool] = True
 
     def fitted(self, processor: Processor) -> Self:
         assert isinstance(processor, LogMel)
@@ -341,6 +339,16 @@ class MelConvolutions(OfSound, kind="mel_convolutions"):
 
     def unsized(self) -> Self:
         return self.changed(bins=None)
+
+
+class MelConvolutions(OfFrames, kind="mel_convolutions"):
+    """Log-mel frames (B, T, bins) -> vectors by convolutions over time, each with GELU (Whisper, Radford et al. 2022).
+
+    Convolution i maps to the model's width with ``kernels[i]`` frames and ``strides[i]``, padded by half of the kernel.
+    """
+
+    def border(self, kernel: int) -> int:
+        return kernel // 2
 
 
 class MelPatches(Patches, kind="mel_patches"):
