@@ -122,11 +122,14 @@ def _of_waves(ours: Transformer, theirs: Any) -> float:
 
 
 def _of_values(ours: Transformer, theirs: Any) -> float:
-    """Compare the outputs for a random image or window of a series.
+    """Compare the outputs for a random image, sound or window of a series.
 
     Learned positions of an image are resampled if the model was trained with another size.
     """
     signal = ours.frontend.random(channels_of(ours.spec), 1, torch.Generator().manual_seed(0))
+    if theirs.main_input_name == "input_features" and hasattr(theirs.config, "max_source_positions"):
+        frames = _sound(ours.frontend, ours.spec.context_length)  # of Whisper's encoder, which reads bands first
+        return _relative(ours(Signal(frames))[0], theirs(frames.mT).logits)
     resampled = "interpolate_pos_encoding" in inspect.signature(theirs.forward).parameters
     options = {"interpolate_pos_encoding": True} if resampled else {}
     outputs = theirs(**{theirs.main_input_name: as_published(ours.spec, signal.values)}, **options)

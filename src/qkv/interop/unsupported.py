@@ -70,6 +70,8 @@ NEEDS: Reasons = {
     "gemma4_text": "embeddings for each layer, keys and values of earlier layers, and keys that are values",
     "hrm_text": "two stacks that alternate in cycles, each with vectors of its own",
     "mllama_text_model": "gated cross-attention to vectors of images in some layers",
+    "parakeet_rnnt": "an LSTM over the tokens, and a network that joins it with the frames (RNN-T)",
+    "parakeet_tdt": "an LSTM over the tokens, and a network that joins it with the frames and predicts durations (TDT)",
     "mimi": "a decoder of sound with attention before its convolutions, and a quantizer in two parts",
     "moshi": "several codebooks of sound at each position",
     "musicgen_decoder": "several codebooks of sound at each position",

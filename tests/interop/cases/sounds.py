@@ -34,7 +34,7 @@ SIZES = {
 }
 _SIZES = {**SIZES, "num_conv_pos_embeddings": 2, "conv_pos_kernel_size": 5}
 _CONFORMER = {**SIZES, "conv_depthwise_kernel_size": 5, "hidden_act": "swish", "mask_time_prob": 0.05}
-_MOONSHINE = {
+MOONSHINE = {
     "vocab_size": 40,
     "hidden_size": 24,
     "intermediate_size": 22,
@@ -44,7 +44,7 @@ _MOONSHINE = {
     "decoder_num_attention_heads": 2,
 }
 _MOONSHINE_BIASED = {
-    **_MOONSHINE,
+    **MOONSHINE,
     "attention_bias": True,
     "tie_word_embeddings": False,
     "encoder_hidden_act": "relu",
@@ -52,7 +52,7 @@ _MOONSHINE_BIASED = {
     "pad_head_dim_to_multiple_of": 5,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
 }
-_PARAKEET = {
+PARAKEET = {
     "hidden_size": 12,
     "num_hidden_layers": 2,
     "num_attention_heads": 3,
@@ -62,7 +62,7 @@ _PARAKEET = {
     "num_mel_bins": 16,
 }
 _PARAKEET_BARE = {
-    **_PARAKEET,
+    **PARAKEET,
     "attention_bias": False,
     "convolution_bias": False,
     "hidden_act": "relu",
@@ -75,17 +75,17 @@ CASES = (
     Case("wav2vec2-conformer-body", Wav2Vec2ConformerModel, Wav2Vec2ConformerConfig(**_CONFORMER, conv_bias=True)),
     Case("data2vec-audio-letters", Data2VecAudioForCTC, Data2VecAudioConfig(**_SIZES, conv_bias=True)),
     Case("data2vec-audio-body", Data2VecAudioModel, Data2VecAudioConfig(**_SIZES)),
-    Case("moonshine", MoonshineForConditionalGeneration, MoonshineConfig(**_MOONSHINE)),
+    Case("moonshine", MoonshineForConditionalGeneration, MoonshineConfig(**MOONSHINE)),
     Case("moonshine-biased", MoonshineForConditionalGeneration, MoonshineConfig(**_MOONSHINE_BIASED)),
     Case(
         "parakeet-pieces",
         ParakeetForCTC,
-        ParakeetCTCConfig(vocab_size=11, pad_token_id=10, encoder_config=_PARAKEET),
+        ParakeetCTCConfig(vocab_size=11, pad_token_id=10, encoder_config=PARAKEET),
     ),
     Case(
         "parakeet-pieces-bare",
         ParakeetForCTC,
         ParakeetCTCConfig(vocab_size=11, pad_token_id=3, encoder_config=_PARAKEET_BARE),
     ),
-    Case("parakeet-body", ParakeetEncoder, ParakeetEncoderConfig(**_PARAKEET)),
+    Case("parakeet-body", ParakeetEncoder, ParakeetEncoderConfig(**PARAKEET)),
 )

@@ -78,9 +78,9 @@ def _heads(config: Config) -> dict[str, Any]:
     The published code builds the decoder with the encoder's number, and cuts queries by the number of keys.
     """
     count = config.size("encoder_num_attention_heads", 8)
-    others = "decoder_num_attention_heads", "encoder_num_key_value_heads", "decoder_num_key_value_heads"
-    for key in others:
-        other = config.size(key, 8 if key == others[0] else count)
+    keys = "decoder_num_attention_heads", "encoder_num_key_value_heads", "decoder_num_key_value_heads"
+    for key in keys:
+        other = config.size(key, 8 if key == keys[0] else count)
         if other != count:
             raise UserError(
                 f"{config.source}: {key} is {other} and encoder_num_attention_heads {count}, but the published code "
@@ -110,8 +110,8 @@ def config(spec: Model) -> dict[str, Any] | None:
             pass
         case _:
             return None
-    turned = rope_config(rope, partial=True)
-    if turned is None or spec.encoder is None:
+    rotary = rope_config(rope, partial=True)
+    if rotary is None or spec.encoder is None:
         return None
     counts = {
         f"{stack}_num_{kind}": read.num_heads
@@ -134,7 +134,7 @@ def config(spec: Model) -> dict[str, Any] | None:
         "attention_dropout": read.dropout,
         "initializer_range": spec.init_std,
         FRACTION: rope.fraction,
-        **turned,
+        **rotary,
     }
 
 

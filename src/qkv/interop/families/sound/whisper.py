@@ -1,7 +1,8 @@
 """Whisper (Radford et al. 2022), of all sizes, and its distilled forms: an encoder–decoder from log-mel frames to text.
 
 Two convolutions with GELU and sinusoids, all sines first, embed the frames; blocks are pre-norm, and keys have no bias.
-The decoder has learned positions and a head that shares its token table; it is also published alone.
+The decoder has learned positions and a head that shares its token table; it is also published alone, and so is the
+encoder, with a head of classes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from qkv.interop.families.common.activations import INWARD, OUTWARD
 from qkv.interop.families.common.bart_like import decodes_alone
 from qkv.interop.families.common.heads import body, language_model, written_back
 from qkv.interop.families.common.sinusoids import is_sinusoid
+from qkv.interop.families.sound.wav2vec2 import classes
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import PAIR, QKV
 from qkv.interop.mapping.family import Family
@@ -21,7 +23,7 @@ from qkv.interop.registry import register
 from qkv.spec.branches import Attention, Branch, FeedForward
 from qkv.spec.heads import Head
 from qkv.spec.masks import Full
-from qkv.spec.model import Block, Encoder, Model, Text
+from qkv.spec.model import Block, Encoder, Model, Stack, Text
 from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import LayerNorm, Learned, Positions, Sinusoidal
 from qkv.spec.signals.sound import MelConvolutions
@@ -33,7 +35,10 @@ _SINUSOIDS = Sinusoidal(halves=True, closed=True)
 
 def spec(config: Config, head: Head) -> Model:
     """Build the spec of a config: D = d_model; encoder and decoder have layers, heads and features of their own."""
-    encoder = None if decodes_alone(config) else _encoder(config)
+    if _hears_alone(config):
+        width, std = config.size("d_model", 384), config.number("init_std", 0.02)
+        return Model(width=width, head=head, init_std=std, **_hearing(config))
+    encoder = None if decodes_alone(config) else Encoder(**_hearing(config))
     return Model(
         width=config.size("d_model", 384),
         num_layers=config.layers("decoder_layers", 4),
@@ -49,17 +54,23 @@ def spec(config: Config, head: Head) -> Model:
     )
 
 
-def _encoder(config: Config) -> Encoder:
+def _hears_alone(config: Config) -> bool:
+    """Return True if the config names the encoder with a head of classes."""
+    return str(next(iter(config.items("architectures")), "")).endswith("ForAudioClassification")
+
+
+def _hearing(config: Config) -> dict[str, Any]:
+    """Build the fields of the stack that reads frames."""
     positions: Positions = _SINUSOIDS if is_sinusoid(config, _SINUSOIDS, _PLACES) else Learned()
-    return Encoder(
-        num_layers=config.layers("encoder_layers", 4),
-        context_length=config.size("max_source_positions", 1500),
-        frontend=MelConvolutions(
+    return {
+        "num_layers": config.layers("encoder_layers", 4),
+        "context_length": config.size("max_source_positions", 1500),
+        "frontend": MelConvolutions(
             bins=config.size("num_mel_bins", 80), positions=positions, dropout=config.number("dropout", 0.0)
         ),
-        blocks=(_block(config, *_branches(config, "encoder", reads=False)),),
-        norm=LayerNorm(),
-    )
+        "blocks": (_block(config, *_branches(config, "encoder", reads=False)),),
+        "norm": LayerNorm(),
+    }
 
 
 def _block(config: Config, *branches: Branch) -> Block:
@@ -89,21 +100,27 @@ def config(spec: Model) -> dict[str, Any] | None:
             pass
         case _:
             return None
-    source = _source_keys(spec)
-    if source is None:
-        return None
-    return {
+    shared = {
         "d_model": spec.width,
-        "vocab_size": spec.vocab_size,
-        "max_target_positions": spec.context_length,
-        "decoder_layers": len(spec.layers),
-        "decoder_attention_heads": read.num_heads,
-        "decoder_ffn_dim": write.hidden_at(spec.width),
         "activation_function": OUTWARD.get(write.activation),
         "dropout": block.dropout,
         "attention_dropout": read.dropout,
         "activation_dropout": write.dropout,
         "init_std": spec.init_std,
+    }
+    if isinstance(spec.frontend, MelConvolutions):
+        source = _frame_keys(spec, spec.width)
+        return None if source is None else {**shared, **source}
+    source = _source_keys(spec)
+    if source is None:
+        return None
+    return {
+        **shared,
+        "vocab_size": spec.vocab_size,
+        "max_target_positions": spec.context_length,
+        "decoder_layers": len(spec.layers),
+        "decoder_attention_heads": read.num_heads,
+        "decoder_ffn_dim": write.hidden_at(spec.width),
         "pad_token_id": None,  # by default one that smaller vocabularies lack
         **source,
     }
@@ -113,18 +130,23 @@ def _source_keys(spec: Model) -> dict[str, Any] | None:
     """Return the config keys of the encoder, or those of a decoder alone; None if the encoder's structure differs."""
     if spec.encoder is None:
         return {"is_encoder_decoder": False}
-    match spec.encoder.frontend, spec.encoder.layers[:1]:
+    keys = _frame_keys(spec.encoder, spec.width)
+    return None if keys is None else {**keys, "is_encoder_decoder": True}
+
+
+def _frame_keys(stack: Stack, width: int) -> dict[str, Any] | None:
+    """Return the config keys of a stack of ``width`` that reads frames; None if its structure differs."""
+    match stack.frontend, stack.layers[:1]:
         case MelConvolutions() as frames, (Block(branches=(Attention() as hear, FeedForward() as think)),):
             pass
         case _:
             return None
     return {
         "num_mel_bins": frames.bins,
-        "max_source_positions": spec.encoder.context_length,
-        "encoder_layers": len(spec.encoder.layers),
+        "max_source_positions": stack.context_length,
+        "encoder_layers": len(stack.layers),
         "encoder_attention_heads": hear.num_heads,
-        "encoder_ffn_dim": think.hidden_at(spec.width),
-        "is_encoder_decoder": True,
+        "encoder_ffn_dim": think.hidden_at(width),
     }
 
 
@@ -156,11 +178,17 @@ def _alone(spec: Model) -> bool:
     return spec.encoder is None
 
 
+def _hears(spec: Model) -> bool:
+    return isinstance(spec.frontend, MelConvolutions)
+
+
 _SLOT, _CROSS = "blocks.{layer}.branches.1.", "model.decoder.layers.{layer}.encoder_attn"
 NAMES = (
     NameRule("frontend.table", _TABLE),
     NameRule("encoder.frontend.convolutions.{i}.*", "model.encoder.conv{i+1}.*"),
     *_stack("encoder.", "model.encoder.", 1),
+    NameRule("frontend.convolutions.{i}.*", "model.encoder.conv{i+1}.*"),
+    *(row._replace(where=_hears) for row in _stack("", "model.encoder.", 1)),
     *(row._replace(where=_alone) for row in _stack("", "model.decoder.", 1)),
     *_stack("", "model.decoder.", 2),
     NameRule(f"{_SLOT}norm.*", f"{_CROSS}_layer_norm.*"),
@@ -193,6 +221,13 @@ _IGNORED: Reasons = {
         ),
         "part of an encoder, which this architecture lacks",
     ),
+    **dict.fromkeys(
+        (
+            *(f"decoder_{key}" for key in ("layers", "attention_heads", "ffn_dim")),
+            *("vocab_size", "max_target_positions"),
+        ),
+        "part of a decoder, which this architecture lacks",
+    ),
 }
 _SYNONYMS = {
     "hidden_size": "d_model",
@@ -207,6 +242,7 @@ WHISPER = Family(
     architectures={
         "WhisperForConditionalGeneration": language_model(tied=True, theirs="proj_out.weight"),
         "WhisperModel": body(_TABLE),
+        "WhisperForAudioClassification": replace(classes(), bare=True),
         "WhisperForCausalLM": replace(
             language_model(tied=True, theirs="proj_out.weight"),
             kept=written_back({f"{_CROSS}*": "part of cross-attention, which the model lacks"}),
