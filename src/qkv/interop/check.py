@@ -78,10 +78,10 @@ def _difference(ours: Transformer, folder: Path, attention: str) -> float:
         if ours.encoder is None or ours.spec.encoder is None:
             output = ours(ids)[0]
         elif not ours.spec.encoder.frontend.reads_tokens:
-            sound = _sound(ours.encoder.frontend, ours.spec.encoder.context_length)
-            values = sound.mT if sound.dim() == 3 else sound
-            inputs = {theirs.main_input_name: values, "decoder_input_ids": ids}
-            output = ours(ids, memory=ours.encode(Signal(sound)))[0]
+            values = _source(ours.encoder.frontend, ours.spec.encoder.context_length)
+            bands_first = values.mT if values.dim() == 3 else values
+            inputs = {theirs.main_input_name: bands_first, "decoder_input_ids": ids}
+            output = ours(ids, memory=ours.encode(Signal(values)))[0]
         else:
             inputs["decoder_input_ids"] = ids.flip(1)
             output = ours(ids.flip(1), memory=ours.encode(ids))[0]
@@ -100,13 +100,13 @@ def _of_pairs(ours: Transformer, theirs: Any, folder: Path) -> float:
     return max(_relative(vectors, both), _relative(ours.head.scores(*vectors.unbind(1)), outputs.logits_per_text))
 
 
-def _sound(frontend: Any, positions: int) -> Tensor:
+def _source(frontend: Any, positions: int) -> Tensor:
     """Return random log-mel frames (1, T, bins) of a whole window, each of which other libraries need.
 
-    For a front end of samples, return random ones (1, T).
+    For other front ends, return a random sound (1, T) or image.
     """
-    generator = torch.Generator().manual_seed(0)
-    if frontend.part.processor.of_samples:
+    generator, processor = torch.Generator().manual_seed(0), frontend.part.processor
+    if not processor.of_sounds or processor.of_samples:
         return frontend.random(1, min(positions, _LENGTH), generator).values
     values = frontend.random(1, positions, generator).values
     return pad(values, (0, 0, 0, positions * math.prod(frontend.part.strides) - values.shape[1]))
@@ -128,7 +128,7 @@ def _of_values(ours: Transformer, theirs: Any) -> float:
     """
     signal = ours.frontend.random(channels_of(ours.spec), 1, torch.Generator().manual_seed(0))
     if theirs.main_input_name == "input_features" and hasattr(theirs.config, "max_source_positions"):
-        frames = _sound(ours.frontend, ours.spec.context_length)  # of Whisper's encoder, which reads bands first
+        frames = _source(ours.frontend, ours.spec.context_length)  # of Whisper's encoder, which reads bands first
         return _relative(ours(Signal(frames))[0], theirs(frames.mT).logits)
     resampled = "interpolate_pos_encoding" in inspect.signature(theirs.forward).parameters
     options = {"interpolate_pos_encoding": True} if resampled else {}

@@ -229,6 +229,7 @@ PARAKEET_CTC = Family(
         **dict.fromkeys(("ctc_loss_reduction", "ctc_zero_infinity"), "settings of training"),
         "initializer_range": "given by the encoder's",
     },
+    typical={"vocab_size": 1025},
 )
 PARAKEET_ENCODER = Family(
     name="Fast Conformer",
@@ -239,6 +240,12 @@ PARAKEET_ENCODER = Family(
     names=_names(_BODY),
     prefix=_BODY,
     ignored_config=_TRAINING,
+    typical={
+        "conv_kernel_size": 9,
+        "subsampling_factor": 8,
+        "subsampling_conv_kernel_size": 3,
+        "subsampling_conv_stride": 2,
+    },
 )
 
 register(PARAKEET_CTC, PARAKEET_ENCODER)

@@ -29,6 +29,7 @@ from qkv.spec.parts import LayerNorm, Learned, Positions, Sinusoidal
 from qkv.spec.signals.sound import MelConvolutions
 
 _TABLE = "model.decoder.embed_tokens.weight"
+_CLASSES = "WhisperForAudioClassification"
 _PLACES = "model.encoder.embed_positions.weight"
 _SINUSOIDS = Sinusoidal(halves=True, closed=True)
 
@@ -56,7 +57,7 @@ def spec(config: Config, head: Head) -> Model:
 
 def _hears_alone(config: Config) -> bool:
     """Return True if the config names the encoder with a head of classes."""
-    return str(next(iter(config.items("architectures")), "")).endswith("ForAudioClassification")
+    return next(iter(config.items("architectures")), "") == _CLASSES
 
 
 def _hearing(config: Config) -> dict[str, Any]:
@@ -242,7 +243,7 @@ WHISPER = Family(
     architectures={
         "WhisperForConditionalGeneration": language_model(tied=True, theirs="proj_out.weight"),
         "WhisperModel": body(_TABLE),
-        "WhisperForAudioClassification": replace(classes(), bare=True),
+        _CLASSES: replace(classes(), bare=True, typical={"architectures": [_CLASSES]}),
         "WhisperForCausalLM": replace(
             language_model(tied=True, theirs="proj_out.weight"),
             kept=written_back({f"{_CROSS}*": "part of cross-attention, which the model lacks"}),
