@@ -54,6 +54,7 @@ GOOD = (
     "wnut17_tagger",
     "cora_nodes",
     "fashion_mnist_patches",
+    "fsdd_digits",
 )
 """Recipes whose short forms are good runs, and take less than a minute each."""
 
