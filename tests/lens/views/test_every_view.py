@@ -34,7 +34,7 @@ VIEWS: dict[str, Callable[[Transformer, Signal, Signal | None], Any]] = {
     "attribution": lambda m, x, source: logit_attribution(m, x, [0], 0, source),
     "roles": lambda m, x, source: head_roles(m, x, source, delimiters=[1], ablate=1),
     "gradients": lambda m, x, source: integrated_gradients(m, x, 0, 0, "mean", source, most=32),
-    "neurons": lambda m, x, source: neurons(m, [x], 2),
+    "neurons": lambda m, x, source: neurons(m, [x if source is None else (x, source)], 2),
 }
 
 

@@ -136,6 +136,19 @@ def test_ablation_is_the_fall_of_the_logit() -> None:
     assert all((each.abs() <= 1).all() for each in found.agreement.values())
 
 
+def test_positions_with_the_highest_gradients_are_taken_out() -> None:
+    m = made("decoder").eval()
+    whole, some = importance(m, ids(), 4), importance(m, ids(), 4, ablated=3)
+    measured = ~some.ablation.isnan()
+    assert measured.sum(1).tolist() == [3, 3]
+    torch.testing.assert_close(some.ablation[measured], whole.ablation[measured])
+    highest = whole.gradients.values.abs().amax(0).topk(3).indices
+    assert measured[0].nonzero()[:, 0].tolist() == sorted(highest.tolist())
+    columns = measured[0].nonzero()[:, 0]
+    expected = rank_correlation(whole.gradients.values[:, columns], whole.ablation[:, columns])
+    torch.testing.assert_close(some.agreement["integrated gradients"], expected)
+
+
 def test_the_measures_point_to_the_token_that_is_copied() -> None:
     rows = planted_rows()[:, :9]  # the ninth token is the first once more; the second is copied
     found = importance(planted(), rows, int(rows[0, 1]), baseline="zero")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from qkv.lens.inspection.firing import firing
@@ -16,10 +17,10 @@ from qkv.lens.views.attention_maps import attention_maps
 from qkv.lens.views.head_roles import ROLES, head_roles
 from qkv.lens.views.hidden_similarity import hidden_similarity
 from qkv.lens.views.importance import importance
-from qkv.lens.views.influence_maps import influence_maps
+from qkv.lens.views.influence_maps import MOST_EXACT, PROBES, influence_maps
 from qkv.lens.views.logit_attribution import logit_attribution
 from qkv.lens.views.logit_lens import logit_lens
-from qkv.lens.views.places import BranchPlace
+from qkv.lens.views.places import BranchPlace, list_branches
 from qkv.system.errors import UserError
 
 _NAMED = 50
@@ -28,9 +29,15 @@ _TAKEN_OUT = 3
 """Number of heads of each role that are taken out to measure the rise of the loss."""
 _STEPS = 2048
 """Maximum number of gradients of integrated gradients; the page prints the completeness error that is left."""
-_STEPS_OF_LARGE = 256
-_LARGE = 2e9
-"""Number of parameters times positions above which a model has ``_STEPS_OF_LARGE``."""
+_LARGE, _PASSES = 2e9, 5e11
+"""Number of parameters times positions above which a model has fewer gradients, in fp32, and fewer positions that are
+taken out: as many passes as give this number together, and at least ``_FEWEST``.
+"""
+_FEWEST = 32
+_PRODUCTS = 3e12
+"""Floating-point operations of influence, above which it is estimated by ``_PROBES`` in some of the branches."""
+_PROBES, _BRANCHES = 2, 3
+"""Number of probes above that, and the fewest branches."""
 
 View = Callable[[Subject, ArrayBlock], Mapping[str, Any]]
 
@@ -61,14 +68,21 @@ def attention(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
 
 
 def influence(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
-    """Norm of the Jacobian block of each branch that mixes positions, as one matrix a branch."""
+    """Norm of the Jacobian block of each branch that mixes positions, as one matrix a branch; of some branches, evenly
+    over the depth, if all would take too long.
+    """
     read = subject.read
-    maps = influence_maps(subject.run.model, read.signal, read.source)
+    every, chosen, probes = _influential(subject)
+    maps = influence_maps(subject.run.model, read.signal, read.source, probes, chosen)
     return {
+        "note": ""
+        if len(chosen) == len(every)
+        else f"{len(chosen)} of {len(every)} branches, since all would take too long; in Python, influence_maps "
+        'measures any: branches=["blocks.3.branches.0"].',
         "maps": [
             {**_place(each), "probes": each.probes, "weights": block.add_shares(_row(subject, each, each.norms)[None])}
             for each in maps
-        ]
+        ],
     }
 
 
@@ -136,9 +150,11 @@ def words(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
     """Importance of each position for the answer by four measures."""
     read, model = subject.read, subject.run.model
     count = len(read.sides["model"].labels)
-    large = subject.run.num_parameters * count > _LARGE
-    steps = _STEPS_OF_LARGE if large else _STEPS
-    over = importance(model, read.signal, subject.target, subject.position, "mean", read.source, steps)
+    size = subject.run.num_parameters * count
+    passes = None if size <= _LARGE else max(_FEWEST, int(_PASSES / size))
+    how: dict[str, Any] = {"most": _STEPS} if passes is None else {"most": passes, "precision": torch.float32}
+    target, place = subject.target, subject.position
+    over = importance(model, read.signal, target, place, "mean", read.source, ablated=passes, **how)
     measures = {"ablation": over.ablation, "integrated gradients": over.gradients.values}
     paths = {"rollout": over.rollout, "flow": over.flow}
     measures |= {name: values for name, values in paths.items() if values is not None}
@@ -150,6 +166,7 @@ def words(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
         "baseline": over.gradients.baseline,
         "error": float(over.gradients.error[read.row]),
         "steps": over.gradients.steps,
+        "ablated": None if passes is None or passes >= count else passes,
         "sentence": over.sentence,
         "classes": subject.classes,
     }
@@ -182,6 +199,20 @@ VIEWS: Mapping[str, View] = {
     "checkpoints": over_time,
 }
 """Functions of the views by name, in the order of the page."""
+
+
+def _influential(subject: Subject) -> tuple[list[str], list[str], int | None]:
+    """Return (branches that mix positions, those whose influence is measured, number of probes; None: the default)."""
+    model, sides = subject.run.model, subject.read.sides
+    branches = [b for _, b in list_branches(model, lambda b: b.spec.mixes or b.spec.reads_memory)]
+    names, count = [str(b.name) for b in branches], max(len(side.labels) for side in sides.values())
+    products = 4.0 * count**2 * sum(weights.numel() for b in branches for weights in b.parameters())
+    if not names or count * model.spec.width <= MOST_EXACT or products * PROBES <= _PRODUCTS:
+        return names, names or ["*"], None
+    most = max(_BRANCHES, int(len(names) * _PRODUCTS / (products * _PROBES)))
+    if most >= len(names):
+        return names, names, _PROBES
+    return names, [names[round(i * (len(names) - 1) / (most - 1))] for i in range(most)], _PROBES
 
 
 def _place(place: BranchPlace) -> dict[str, Any]:

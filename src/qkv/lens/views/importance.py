@@ -35,11 +35,11 @@ _LEAST = 1e-9
 class Importance:
     """Importance of N positions for one output of B rows, by four measures (B, N).
 
-    ablation: output minus the output when the vector of the position is replaced by the baseline. gradients: integrated
-    gradients, with their completeness error. rollout: attention rollout (Abnar & Zuidema 2020), and flow: maximum flow
-    through the averaged weights (same paper), both None without attention between all positions; flow also above 32
-    positions. agreement: Spearman's rank correlation with ablation (B), by measure. sentence: why weights are no
-    explanation.
+    ablation: output minus the output when the vector of the position is replaced by the baseline; NaN where it was not
+    measured. gradients: integrated gradients, with their completeness error. rollout: attention rollout (Abnar and
+    Zuidema 2020), and flow: maximum flow through the averaged weights (same paper), both None without attention between
+    all positions; flow also above 32 positions. agreement: Spearman's rank correlation with ablation (B), by measure.
+    sentence: why weights are no explanation.
     """
 
     ablation: Tensor
@@ -58,34 +58,42 @@ def importance(
     baseline: Baseline = "mean",
     source: Signal | Tensor | None = None,
     most: int = 1024,
+    ablated: int | None = None,
+    precision: torch.dtype = torch.float64,
 ) -> Importance:
     """Return the importance of each position for the output number ``target`` by ablation, integrated gradients,
     attention rollout and attention flow; see ``integrated_gradients`` for the arguments.
 
+    ablated: number of positions that are taken out, those with the highest integrated gradients; None: all.
+
     Rollout and flow go from ``position``, or for a head that pools from the mean of the positions that it reads.
     """
     scalar = Scalar(model, signal, target, position, source)
-    gradients = integrated_gradients(model, signal, target, position, baseline, source, most=most)
+    gradients = integrated_gradients(model, signal, target, position, baseline, source, most=most, precision=precision)
+    count = gradients.values.shape[1]
+    highest = gradients.values.abs().amax(0).topk(count if ablated is None else min(ablated, count)).indices.sort()
     with evaluating(model), torch.no_grad():
-        ablation = _ablation(scalar, scalar.baseline(baseline)[1])
+        ablation = _ablation(scalar, scalar.baseline(baseline)[1], highest.values.cpu())
     weights = _weights(model, signal, source, ablation.shape[1])
     paths = None if weights is None else _read_by_head(model, rollout(weights), position)
     flows = None if weights is None or ablation.shape[1] > _MOST_FLOW else flow(weights, _readers(model, position))
-    agreement = {"integrated gradients": rank_correlation(gradients.values, ablation)}
+    measured = highest.values
+    agreement = {"integrated gradients": rank_correlation(gradients.values[:, measured], ablation[:, measured])}
     for name, measure in (("rollout", paths), ("flow", flows)):
         if measure is not None:
-            agreement[name] = rank_correlation(measure, ablation.abs())
+            agreement[name] = rank_correlation(measure[:, measured], ablation[:, measured].abs())
     return Importance(ablation, gradients, paths, flows, agreement)
 
 
-def _ablation(scalar: Scalar, baseline: Tensor) -> Tensor:
-    """Return the fall (B, N) of the output when the vector of each position is replaced by the baseline."""
+def _ablation(scalar: Scalar, baseline: Tensor, positions: Tensor) -> Tensor:
+    """Return the fall (B, N) of the output when the vector of each of ``positions`` is replaced by the baseline."""
     x = scalar.vectors()
-    output, falls = scalar.at(x), []
-    for places in torch.arange(x.shape[1]).split(_TOGETHER):
+    output = scalar.at(x)
+    falls = output.new_full((len(output), x.shape[1]), torch.nan)
+    for places in positions.split(_TOGETHER):
         changed = [x.index_copy(1, place[None].to(x.device), baseline[:, [place]]) for place in places]
-        falls.append(output - scalar.together(changed))
-    return torch.cat(falls).T
+        falls[:, places.to(x.device)] = (output - scalar.together(changed)).T
+    return falls
 
 
 def _weights(

@@ -77,7 +77,9 @@ def logit_lens(
     if model.spec.head.serves not in _CLASSES:
         values = torch.stack(list(outputs))
         return LogitLens(points, None, None, None, None, values, order, _note(order))
-    readings = [_reading(output, last, k) for output in outputs]
+    final = _logs(last)
+    shares = final.exp()
+    readings = [_reading(_logs(output), final, shares, k) for output in outputs]
     ids, probabilities, entropy, divergence = (torch.stack(each) for each in zip(*readings, strict=True))
     return LogitLens(points, ids, probabilities, entropy, divergence, None, order, _note(order))
 
@@ -95,14 +97,19 @@ def _chosen(model: Transformer, positions: Sequence[int] | None, output: Tensor)
     return lambda values: values[:, list(positions)]
 
 
-def _reading(output: Tensor, last: Tensor, k: int) -> _Reading:
-    """Return the most probable classes of logits (B, N, C) or (B, C), their entropy, and their distance to the last."""
-    logs, final = (
-        at_least_single(each if each.dim() == 3 else each[:, None]).log_softmax(-1) for each in (output, last)
-    )
+def _logs(output: Tensor) -> Tensor:
+    """Return the logarithms of the probabilities (B, N, C) of logits (B, N, C) or (B, C)."""
+    return at_least_single(output if output.dim() == 3 else output[:, None]).log_softmax(-1)
+
+
+def _reading(logs: Tensor, final: Tensor, shares: Tensor, k: int) -> _Reading:
+    """Return the most probable classes, their entropy, and their distance to the ``final`` ones, exp of it ``shares``.
+
+    All are (B, N, C), logarithms but the last.
+    """
     probabilities, ids = logs.topk(min(k, logs.shape[-1]), -1)
     entropy = -(logs.exp() * logs).nan_to_num().sum(-1)
-    divergence = (final.exp() * (final - logs)).nan_to_num().sum(-1)
+    divergence = (shares * (final - logs)).nan_to_num().sum(-1)
     return _Reading(ids, probabilities.exp(), entropy, divergence.clamp(min=0))
 
 

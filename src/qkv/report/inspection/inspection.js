@@ -250,7 +250,7 @@
     },
     attention: (view) => maps(view, "attention"),
     influence(view) {
-      return [element("p", { class: "muted" }, "Norm of the Jacobian of each output position with respect to each input position of a branch: one measure for attention, convolutions and recurrences."), ...maps(view, "influence")];
+      return [element("p", { class: "muted" }, "Norm of the Jacobian of each output position with respect to each input position of a branch: one measure for attention, convolutions and recurrences. " + (view.note ?? "")), ...maps(view, "influence")];
     },
     lens(view) {
       const [points, positions] = [view.points.length, view.names[0].length], most = 32;
@@ -285,7 +285,7 @@
       const boxes = [element("p", { class: "note" }, view.sentence)];
       for (const name in view.measures) {
         const values = view.measures[name], most = Math.max(1e-12, ...values.map((v) => Math.abs(v ?? 0)));
-        const agreed = name in view.agreement ? `rank correlation with ablation ${figure(view.agreement[name])}` : "change of the output without the position";
+        const agreed = name in view.agreement ? `rank correlation with ablation ${figure(view.agreement[name])}` : `change of the output without the position${view.ablated ? `, measured at the ${view.ablated} positions with the highest integrated gradients` : ""}`;
         const about = name === "integrated gradients" ? `${agreed}; baseline: ${view.baseline}; completeness error ${figure(view.error)} in ${view.steps} steps` : agreed;
         boxes.push(element("h2", {}, name), element("p", { class: "muted" }, about), strip("model", values.length, (i) => (values[i] ?? 0) / most, (i) => set({ position: i }), state.position, (i, label) => `${label}\n${figure(values[i])}`));
       }
