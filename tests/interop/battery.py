@@ -347,6 +347,20 @@ def answered(pair: Pair, answer: Tensor) -> Tensor:
     return answer[real.bool()]
 
 
+@lru_cache(maxsize=1)
+def our_answers(pair: Pair) -> Tensor:
+    """Those at real positions, the same for all tests of a pair."""
+    with torch.no_grad():
+        return answered(pair, our_answer(pair))
+
+
+@lru_cache(maxsize=1)
+def their_answers(pair: Pair) -> Tensor:
+    """The same of the transformers library."""
+    with torch.no_grad():
+        return answered(pair, their_answer(pair))
+
+
 def loss(pair: Pair, answer: Tensor) -> Tensor:
     """A cross-entropy and a linear function of the answers, so that every number of them counts."""
     logits = answered(pair, answer).float()

@@ -172,6 +172,14 @@ def test_keys_that_every_library_reads_are_refused_by_their_names(key: str) -> N
     assert f"{key} is set" in str(read(family, "LlamaForCausalLM", {"model_type": "llama", key: {"bits": 4}}))
 
 
+@pytest.mark.parametrize("given", [{"scale_attn_weights": False}, {"scale_attn_by_inverse_layer_idx": True}], ids=str)
+def test_scales_of_gpt2_are_refused_for_gpt(given: dict[str, Any]) -> None:
+    """The published class of GPT does not read them."""
+    family = next(family for family, kind in TYPES if kind == "openai-gpt")
+    (key,) = given
+    assert f"{key} is" in str(read(family, "OpenAIGPTLMHeadModel", {"model_type": "openai-gpt", **given}))
+
+
 @pytest.mark.parametrize(("family", "kind"), TYPES, ids=[kind for _, kind in TYPES])
 def test_every_key_of_the_published_class_is_read_or_has_a_reason(family: Family, kind: str) -> None:
     names = {field.name for field in fields(CONFIG_MAPPING[kind])} | CONFIG_MAPPING[kind].attribute_map.keys()
