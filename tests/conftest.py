@@ -85,11 +85,17 @@ def logged() -> Iterator[list[str]]:
     logging.getLogger().removeHandler(handler)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Tests and imports live to the end; collections among them, and after every 700 objects, take time from tests."""
+def pytest_collectstart() -> None:
+    """Tests and imports live to the end: no collection among them, now or later, finds anything."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect among what the tests leave, and less often than after every 700 objects."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 50)
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

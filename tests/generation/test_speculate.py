@@ -83,7 +83,7 @@ def checked_with_oracle(m: Transformer, generation: Generation) -> Speculator:
 
 
 def one_mixer(part: Branch) -> Transformer:
-    spec = stack((Block(branches=(part, FeedForward())),), positions(NoPositions()), num_layers=2)
+    spec = stack((Block(branches=(part, FeedForward())),), positions(NoPositions()))
     return scrambled(build(spec), torch.float64)
 
 

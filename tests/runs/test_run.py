@@ -22,6 +22,7 @@ from qkv.runs.run import Run
 from qkv.runs.storage.checkpoint import CheckpointStore
 from qkv.runs.storage.files import read_tensors, write_tensors
 from qkv.runs.storage.load import accept, load
+from qkv.spec.files.overrides import override
 from qkv.spec.recipe import Recipe
 from qkv.system.errors import UserError
 from qkv.training.loop import train
@@ -310,8 +311,9 @@ def test_a_compiled_step_has_the_losses_of_a_plain_one(
         return real(function, backend="aot_eager")  # what traces the step, without the minutes of a C++ compiler
 
     monkeypatch.setattr(torch, "compile", traced)
-    run = train(small_recipe(text, 3, compile=True), tmp_path / "run", on_event=ignore)
+    one_layer = ["model.num_layers=1"]
+    run = train(override(small_recipe(text, 3, compile=True), one_layer), tmp_path / "run", on_event=ignore)
     assert len(compiled) == 1
-    plain = train(small_recipe(text, 3), tmp_path / "plain", on_event=ignore)
+    plain = train(override(small_recipe(text, 3), one_layer), tmp_path / "plain", on_event=ignore)
     losses = [[row["loss"] for row in r.metrics if "loss" in row] for r in (run, plain)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
