@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from qkv.interop.files.folder import read_json
 from qkv.interop.files.places import PREPROCESSOR, PROCESSOR
 from qkv.interop.mapping.config import Config
-from qkv.spec.model import Model, Stack
+from qkv.spec.model import Model, Stack, Tower
 from qkv.spec.processors import Processor
 from qkv.spec.signals.images import Images, Patches
 from qkv.system.errors import UserError, nearest, quoted
@@ -103,8 +103,19 @@ def _config(folder: Path) -> Config | None:
 
 
 def _stack(spec: Model) -> Stack:
-    """Return the stack that reads images: the encoder, if there is one."""
-    return spec.encoder or spec
+    """Return the stack that reads images: a tower in a row of several inputs, the encoder, or the model's own."""
+    towers = (each.stack for each in spec.frontend.inputs_read.values() if isinstance(each, Tower))
+    return next(towers, spec.encoder or spec)
+
+
+def _with_stack(spec: Model, sizes: Mapping[str, Any]) -> Model:
+    """Return ``spec`` with the fields ``sizes`` of the stack that reads images."""
+    frontend = spec.frontend
+    for name, each in frontend.inputs_read.items():
+        if isinstance(each, Tower):
+            tower = each.changed(stack=each.stack.changed(**sizes))
+            return spec.changed(frontend=frontend.changed(inputs={**frontend.inputs_read, name: tower}))
+    return spec.changed(**sizes) if spec.encoder is None else spec.changed(encoder=spec.encoder.changed(**sizes))
 
 
 def has_processor(spec: Model) -> bool:
@@ -314,4 +325,4 @@ def _at_size(spec: Model, height: int | None, width: int | None) -> Model:
         return spec
     resized = frontend.resized(height, width)
     sizes = {"frontend": resized, "context_length": resized.num_positions or stack.context_length}
-    return spec.changed(**sizes) if spec.encoder is None else spec.changed(encoder=spec.encoder.changed(**sizes))
+    return _with_stack(spec, sizes)

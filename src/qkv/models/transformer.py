@@ -11,11 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from qkv.frontends.border import check_counts, check_rows
-from qkv.frontends.frontend import Past, build_frontend
+from qkv.frontends.frontend import Frontend, Past, build_frontend
 from qkv.layers.branch import Branch
 from qkv.layers.context import MEMORY, Context, Memories, Memory
 from qkv.layers.layout import WHOLE, Layouts
+from qkv.layers.linear.linear import Linear
+from qkv.layers.norms import build_norm
 from qkv.layers.observable import Observable, Points, check_tap
+from qkv.layers.position_wise.activations import ACTIVATIONS
 from qkv.layers.positions import Learned
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Recorder, Tap, TapSequence
@@ -29,7 +32,9 @@ from qkv.spec.model import Encoder as EncoderSpec
 from qkv.spec.model import Latents as LatentsSpec
 from qkv.spec.model import Model
 from qkv.spec.model import Stack as StackSpec
+from qkv.spec.model import Tower as TowerSpec
 from qkv.spec.parts import Learned as LearnedSpec
+from qkv.spec.register import implements
 from qkv.state.arrival import Counts
 from qkv.state.pages import room_for
 from qkv.state.store import slots_for
@@ -145,6 +150,49 @@ class Encoder(Stack):
         if self.latents is not None:
             return self.latents(normed[-1], context)
         return Memory(tuple(normed), _real(x, context.lengths))
+
+
+@implements(TowerSpec)
+class Tower(Frontend):
+    """Front end with a stack of its own: a signal -> vectors (B, M, D) of its output, mapped to the model's width."""
+
+    part: TowerSpec
+
+    def __init__(self, part: TowerSpec, stack: StackSpec, width: int, table: nn.Parameter | None = None):
+        super().__init__(part, stack)
+        own = part.stack.width or width
+        self.tower = Encoder(part.stack, own, None)
+        read, hidden = part.stack.width_of_memory(width), part.hidden
+        self.norm = build_norm(part.norm, read)
+        self.hidden = Linear(read, hidden, bias=part.bias) if hidden else None
+        self.map = Linear(hidden or read, width, bias=part.bias) if part.map else None
+
+    def layouts(self) -> Layouts:
+        return {}
+
+    def initialise(self, std: float) -> None:
+        self.tower.frontend.initialise(std)
+
+    def check(self, signal: Signal) -> None:
+        self.tower.frontend.check(signal)
+
+    def count(self, signal: Signal) -> int:
+        latents = self.tower.latents
+        count = self.tower.frontend.count(signal) if latents is None else len(latents.vectors.table)
+        return count - self.part.skip
+
+    def lengths(self, signal: Signal) -> Tensor | None:
+        lengths = None if self.tower.latents is not None else self.tower.frontend.lengths(signal)
+        return None if lengths is None else lengths - self.part.skip
+
+    def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
+        return self.tower.frontend.random(rows, length, generator)
+
+    def forward(self, signal: Signal, context: Context) -> Tensor:
+        x = self.norm(self.tower(signal, context.tap).vectors[-1][:, self.part.skip :], context)
+        if self.hidden is not None:
+            x = ACTIVATIONS[self.part.activation](self.hidden(x))
+        return x if self.map is None else self.map(x)
 
 
 def _memory(x: Tensor, lengths: Tensor | None) -> Memory:

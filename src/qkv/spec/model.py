@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -16,7 +16,8 @@ from qkv.spec.masks import Full
 from qkv.spec.models.blocks import MOST_LAYERS, Block, Layered
 from qkv.spec.models.cross import CrossAttention
 from qkv.spec.models.segmentation import Segmentation
-from qkv.spec.parts import Learned, Positions, grid_problems
+from qkv.spec.parts import Activation, Learned, NoNorm, Norm, Positions, grid_problems
+from qkv.spec.processors import Processor
 from qkv.spec.register import import_all
 
 import_all("qkv.spec.signals")  # registers their kinds in the slots of front ends and processors
@@ -173,6 +174,77 @@ class Encoder(Stack):
         """Return the width of the output in a model of ``width`` features."""
         width = self.width or width
         return width if self.latents is None else self.latents.width or width
+
+
+def resampler_problems(encoder: Encoder, width: int) -> list[Problem]:
+    """Return the errors in the latents that read the output of an encoder of ``width`` features; empty if none."""
+    latents = encoder.latents
+    if latents is None:
+        return []
+    problems = [problem.under("latents") for problem in latents.block_problems(latents.width or width)]
+    if encoder.memory == "layers":
+        problems.append(Problem(("latents",), "they read the last output only; use memory: last, or leave them out"))
+    if not latents.reads_memory:
+        sentence = f"no branch of these blocks reads the encoder's output; list one of {_memory_kinds()}"
+        problems.append(Problem(("latents", "blocks"), sentence))
+    return problems
+
+
+class Tower(Frontend, kind="tower"):
+    """Front end with a stack of its own, whose output x is mapped to the model's width (LLaVA, Liu et al. 2023).
+
+    y = W norm(x) + b, or with ``hidden`` y = W φ(W_h norm(x) + b_h) + b, at each position of x or for each of its
+    latents. It reads what the front end of the stack reads.
+    """
+
+    stack: Encoder = Encoder()
+    skip: int = Field(default=0, ge=0, le=2000, description="first vectors of x that are left out, as a class token")
+    map: bool = Field(default=True, description="map x; false: x has the model's width already")
+    hidden: int | None = Field(default=None, gt=0, le=WIDEST, description="features of a layer before; default: none")
+    activation: Activation = "gelu"
+    bias: bool = True
+    norm: Norm = NoNorm()
+
+    @property
+    def processor(self) -> type[Processor] | None:  # type: ignore[override]
+        """Spec class of the processor of the stack's front end; None for text."""
+        return self.stack.frontend.processor
+
+    @property
+    def reads_whole_rows(self) -> bool:
+        return True
+
+    @property
+    def num_positions(self) -> int | None:
+        latents = self.stack.latents
+        count = self.stack.frontend.num_positions if latents is None else latents.count
+        return None if count is None else count - self.skip
+
+    def positions_of(self, size: int) -> int:
+        return self.num_positions or self.stack.frontend.positions_of(size) - self.skip
+
+    def fitted(self, processor: Processor) -> Self:
+        return self.changed(stack=self.stack.changed(frontend=self.stack.frontend.fitted(processor)))
+
+    def unsized(self) -> Self:
+        return self.changed(stack=self.stack.changed(frontend=self.stack.frontend.unsized()))
+
+    def width_problems(self, width: int) -> list[Problem]:
+        size = self.stack.width_of_memory(width)
+        if self.map or size == width:
+            return []
+        return [
+            Problem(("frontend", "map"), f"the stack gives {size} features and the model has {width}; set it to true")
+        ]
+
+    def problems(self) -> list[Problem]:
+        if self.stack.width is None:
+            return [Problem(("stack", "width"), "missing; the stack has a width of its own")]
+        if self.stack.memory == "layers" or self.stack.share_embedding:
+            path = ("stack", "memory") if self.stack.memory == "layers" else ("stack", "share_embedding")
+            return [Problem(path, "a tower gives its last output and has its own tables; leave the key out")]
+        problems = self.stack.stack_problems(self.stack.width) + resampler_problems(self.stack, self.stack.width)
+        return [problem.under("stack") for problem in problems]
 
 
 class Queries(Spec):
@@ -359,19 +431,6 @@ class Model(Stack, WithWidth):
             problems.append(Problem(("head",), sentence + "list a block, and leave queries.count out"))
         return problems
 
-    def _resampler_problems(self, encoder: Encoder) -> list[Problem]:
-        """Return the errors in the latents that read the encoder's output; empty if it has none."""
-        latents = encoder.latents
-        if latents is None:
-            return []
-        problems = latents.block_problems(latents.width or self.encoder_width)
-        if encoder.memory == "layers":
-            problems.append(Problem((), "latents read the last output only; use memory: last, or leave them out"))
-        if not latents.reads_memory:
-            sentence = f"no branch of these blocks reads the encoder's output; list one of {_memory_kinds()}"
-            problems.append(Problem(("blocks",), sentence))
-        return problems
-
     def _segmentation_problems(self) -> list[Problem]:
         """Return the errors if the blocks read segments but another part reads or replaces the row; empty if none."""
         if self.segmentation is None:
@@ -459,7 +518,7 @@ class Model(Stack, WithWidth):
             sentence = "this branch reads an encoder's output, but the model has no encoder; give model.encoder"
             return [Problem(reader, sentence)] if reader else []
         problems = [p.under("encoder") for p in encoder.stack_problems(self.encoder_width)]
-        problems += [p.under("encoder", "latents") for p in self._resampler_problems(encoder)]
+        problems += [p.under("encoder") for p in resampler_problems(encoder, self.encoder_width)]
         if not reader and not self.head.reads_memory:
             problems.append(
                 Problem(

@@ -20,6 +20,7 @@ class Conversational(Task):
     )
 
     sized_by_tokenizer = True
+    joins_inputs: ClassVar[bool] = True
     reads: ClassVar[Reads] = "examples"
     needs: ClassVar[Needs] = "causal"
 

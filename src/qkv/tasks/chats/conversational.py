@@ -46,6 +46,8 @@ class ConversationalTask(ExampleTask):
         return False
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
+        if recipe.data.inputs:
+            raise UserError("data.inputs: conversations are learned from texts only so far; leave the other inputs out")
         tokenizer = self._tokenizer(recipe)
         return Vocabulary(tokenizer, tokenizer)
 

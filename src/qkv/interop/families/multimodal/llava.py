@@ -1,0 +1,167 @@
+"""LLaVA (Liu et al. 2023): a decoder whose row holds images, the vectors of a tower mapped by two layers.
+
+The tower is that of CLIP or of SigLIP (``clip.py``), without the layers behind the one that the config names. The
+decoder is Llama, Mistral or Qwen2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from qkv.interop.families.common import gated
+from qkv.interop.families.common.activations import INWARD, OUTWARD
+from qkv.interop.families.common.heads import language_model, written_back
+from qkv.interop.families.decoders.llama import LLAMA
+from qkv.interop.families.decoders.mistral import MISTRAL
+from qkv.interop.families.decoders.qwen2 import QWEN2
+from qkv.interop.families.images.towers import BODY, CLIP_TOWER, INNER, NAMES, SIGLIP_TOWER, Tower
+from qkv.interop.mapping.config import Config
+from qkv.interop.mapping.family import COMMON, Family
+from qkv.interop.mapping.names import NameRule, Reasons
+from qkv.interop.registry import register
+from qkv.spec.heads import Head, VectorsHead
+from qkv.spec.model import Encoder, Model, Text
+from qkv.spec.model import Tower as TowerSpec
+from qkv.spec.parts import NoNorm
+from qkv.spec.signals.joined import Joined
+from qkv.system.errors import UserError
+
+INPUT = "image"
+_TOWER, _INPUT = "vision_tower.", f"frontend.inputs.{INPUT}."
+_TOWERS = {"clip_vision_model": CLIP_TOWER, "siglip_vision_model": SIGLIP_TOWER}
+_TEXTS = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2}
+_OF_STACK = ("num_layers", "context_length", "frontend", "blocks")
+_KEPT: Reasons = {
+    f"{_TOWER}encoder.layers.*": "layers behind the one that is read",
+    f"{_TOWER}post_layernorm.*": "norm behind the layer that is read",
+    f"{_TOWER}head.*": "the pooling head, which is not read",
+}
+
+
+def tower_rows(prefix: str) -> tuple[NameRule, ...]:
+    """Return the name table of an image tower in a row; ``prefix``: prefix of the names in files."""
+    rows = (row.without(BODY)._replace(ours=f"{_INPUT}tower.{row.ours}") for row in NAMES)
+    return tuple(row.below(prefix) for row in rows)
+
+
+def image_tower(config: Config, dropped: int, norm: bool) -> tuple[Tower, Encoder]:
+    """Build the stack of an image tower from its config, without its last ``dropped`` layers; return its kind too.
+
+    ``norm``: whether its last norm is read.
+    """
+    kind = config.word("model_type", "clip_vision_model", _TOWERS)
+    images = kind.spec(config, VectorsHead())
+    layers = images.depth - dropped
+    if layers < 1:
+        raise UserError(f"{config.source}: {images.depth} layers, of which the vectors of layer {layers} are read")
+    config.leave_unread({**COMMON, **INNER})
+    fields = {name: getattr(images, name) for name in ("width", *_OF_STACK)}
+    last = images.blocks[0].norm if norm else NoNorm()
+    return kind, Encoder(**{**fields, "num_layers": layers}, norm=last)
+
+
+def tower_keys(stack: Encoder, dropped: int) -> dict[str, Any] | None:
+    """Return the config keys of an image tower; None if it is none of those that are published so."""
+    fields = {name: getattr(stack, name) for name in _OF_STACK}
+    images = Model(width=stack.width or 1, **fields, head=VectorsHead())
+    name = "clip_vision_model" if stack.frontend.leading else "siglip_vision_model"
+    keys = _TOWERS[name].config(images)
+    return keys and {"model_type": name, **keys, "num_hidden_layers": images.depth + dropped}
+
+
+def text_model(config: Config, head: Head, allowed: dict[str, Family]) -> Model:
+    """Build the spec of the decoder from ``text_config``."""
+    text = config.table("text_config")
+    family = text.word("model_type", next(iter(allowed)), allowed)
+    text.rename(family.synonyms)
+    text.assume(family.defaults)
+    model = family.spec(text, head)
+    text.leave_unread({**COMMON, **family.ignored_config})
+    return model
+
+
+def joined(text: Text, tower: TowerSpec) -> Joined:
+    """Return the front end of a decoder's texts with images in the row."""
+    fields = {name: getattr(text, name) for name in Text.model_fields if name != "kind"}
+    return Joined(**fields, inputs={INPUT: tower})
+
+
+def alone(spec: Model) -> tuple[Model, TowerSpec] | None:
+    """Return (the decoder without images, their tower); None for a model without a tower of images."""
+    match spec.frontend:
+        case Joined(inputs={"image": TowerSpec() as tower}) as frontend if len(frontend.inputs) == 1:
+            fields = {name: getattr(frontend, name) for name in Text.model_fields if name != "kind"}
+            return spec.changed(frontend=Text(**fields)), tower
+        case _:
+            return None
+
+
+def spec(config: Config, head: Head) -> Model:
+    """Build the spec: ``vision_feature_layer`` is the layer that is read, counted from the end if it is negative."""
+    model, vision = text_model(config, head, _TEXTS), config.table("vision_config")
+    layer, count = config.integer("vision_feature_layer", -2), vision.layers("num_hidden_layers", 12)
+    dropped = -1 - layer if layer < 0 else count - layer
+    kind, stack = image_tower(vision, dropped, norm=False)
+    strategy = config.word("vision_feature_select_strategy", "default", {"default": 1, "full": 0})
+    if strategy and not kind.class_token:
+        raise UserError(f"{config.source}: vision_feature_select_strategy leaves out the first patch; use 'full'")
+    tower = TowerSpec(
+        stack=stack,
+        skip=strategy,
+        hidden=model.width,
+        activation=config.word("projector_hidden_act", "gelu", INWARD),
+        bias=config.flag("multimodal_projector_bias", True),
+    )
+    assert isinstance(model.frontend, Text)
+    return model.changed(frontend=joined(model.frontend, tower))
+
+
+def config(spec: Model) -> dict[str, Any] | None:
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
+    parts = alone(spec)
+    if parts is None or parts[1].hidden != spec.width or parts[1].stack.latents is not None:
+        return None
+    text, tower = parts
+    vision = tower_keys(tower.stack, 1)
+    words = next(((name, keys) for name, each in _TEXTS.items() if (keys := each.config(text)) is not None), None)
+    if vision is None or words is None:
+        return None
+    return {
+        "text_config": {"model_type": words[0], **words[1]},
+        "vision_config": vision,
+        "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default" if tower.skip else "full",
+        "projector_hidden_act": OUTWARD[tower.activation],
+        "multimodal_projector_bias": tower.bias,
+    }
+
+
+def _text_row(row: NameRule) -> NameRule:
+    return row.without("model.").below("language_model.model.")
+
+
+LLAVA = Family(
+    name="LLaVA",
+    model_types=("llava",),
+    architectures={
+        "LlavaForConditionalGeneration": replace(
+            language_model(tied=False, theirs="language_model.lm_head.weight"), kept=written_back(_KEPT)
+        )
+    },
+    spec=spec,
+    config=config,
+    names=(
+        *(_text_row(row) for row in gated.NAMES),
+        *tower_rows(_TOWER),
+        NameRule(f"{_INPUT}hidden.*", "multi_modal_projector.linear_1.*"),
+        NameRule(f"{_INPUT}map.*", "multi_modal_projector.linear_2.*"),
+    ),
+    ignored_config={
+        **dict.fromkeys(("image_token_index", "image_token_id"), "id of the placeholder in texts, which qkv replaces"),
+        "image_seq_length": "given by the tower",
+    },
+    older={"vision_tower.vision_model.": _TOWER},
+)
+
+register(LLAVA)
