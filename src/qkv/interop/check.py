@@ -23,6 +23,7 @@ from qkv.interop.files.folder import read_json
 from qkv.interop.files.places import CONFIG
 from qkv.interop.series import answer_as_published, as_published, channels_of
 from qkv.layers.signal import Signal
+from qkv.models.heads.matching import Matcher
 from qkv.models.heads.wave_decoder import WaveDecoderHead
 from qkv.models.transformer import Transformer
 from qkv.system.errors import UserError
@@ -92,6 +93,7 @@ def _difference(ours: Transformer, folder: Path, attention: str) -> float:
 def _of_pairs(ours: Transformer, theirs: Any, folder: Path) -> float:
     """Compare the score of a random image and a random text that ends with the end token."""
     assert ours.encoder is not None
+    assert isinstance(ours.head, Matcher)
     image = ours.encoder.frontend.random(1, 1, torch.Generator().manual_seed(0))
     ids = _ids(ours, folder)
     vectors = ours(ids, memory=ours.encode(image))[0]

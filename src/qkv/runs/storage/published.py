@@ -13,7 +13,7 @@ from qkv.spec.data import Data
 from qkv.spec.model import Model
 from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
-from qkv.spec.tasks import Captioning, MaskedTokens, Matching, NextToken, SpeechToText, Task, Translation
+from qkv.spec.tasks import Captioning, Chat, MaskedTokens, Matching, NextToken, SpeechToText, Task, Translation
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
 from qkv.spec.tokenizers import TokenizerFile
 from qkv.system.errors import UserError
@@ -44,7 +44,7 @@ def _data(checkpoint: PublishedModel) -> Data:
     processor is missing.
     """
     spec = checkpoint.spec
-    needed = (spec.encoder or spec).frontend.processor
+    needed = next(iter(spec.frontend.inputs_read.values()), (spec.encoder or spec).frontend).processor
     if needed is None:
         return Data(source=NOT_SAID, tokenizer=TokenizerFile(path=str(checkpoint.folder)))
     if checkpoint.processor is None:
@@ -57,7 +57,7 @@ def _data(checkpoint: PublishedModel) -> Data:
         raise UserError(
             f"{checkpoint.folder} holds no {PREPROCESSOR}, so it is not known how {how}; add that file, or {alone}"
         )
-    if spec.head.reads_memory:
+    if spec.head.reads_memory or spec.frontend.inputs_read:
         return Data(source=NOT_SAID, inputs=inputs_of(checkpoint))
     if spec.frontend.reads_tokens or spec.head.writes_text:
         tokenizer = TokenizerFile(path=str(checkpoint.folder))
@@ -66,7 +66,7 @@ def _data(checkpoint: PublishedModel) -> Data:
 
 
 def inputs_of(checkpoint: PublishedModel) -> dict[str, Processor | TokenizerSpec]:
-    """Return the processor or tokenizer of each input of a model that matches two, by the name of its column."""
+    """Return the processor or tokenizer of each input of a model of images and texts, by the name of its column."""
     processor = checkpoint.processor
     assert processor is not None
     assert processor.role is not None
@@ -76,6 +76,8 @@ def inputs_of(checkpoint: PublishedModel) -> dict[str, Processor | TokenizerSpec
 def _task(checkpoint: PublishedModel) -> Task:
     if checkpoint.spec.head.reads_memory:
         return Matching()
+    if checkpoint.spec.frontend.inputs_read:
+        return Chat()
     if checkpoint.spec.encoder is not None and checkpoint.spec.head.predicts_tokens:
         begin = pieces(checkpoint.folder, checkpoint.tokenizer, checkpoint.begin) if checkpoint.tokenizer else ()
         return writing_task(checkpoint.spec, begin).published()

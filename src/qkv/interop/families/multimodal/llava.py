@@ -31,6 +31,7 @@ INPUT = "image"
 _TOWER, _INPUT = "vision_tower.", f"frontend.inputs.{INPUT}."
 _TOWERS = {"clip_vision_model": CLIP_TOWER, "siglip_vision_model": SIGLIP_TOWER}
 _TEXTS = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2}
+_TOKEN = ("image_token_index", "image_token_id")
 _OF_STACK = ("num_layers", "context_length", "frontend", "blocks")
 _KEPT: Reasons = {
     f"{_TOWER}encoder.layers.*": "layers behind the one that is read",
@@ -146,7 +147,9 @@ LLAVA = Family(
     model_types=("llava",),
     architectures={
         "LlavaForConditionalGeneration": replace(
-            language_model(tied=False, theirs="language_model.lm_head.weight"), kept=written_back(_KEPT)
+            language_model(tied=False, theirs="language_model.lm_head.weight"),
+            kept=written_back(_KEPT),
+            kept_config=_TOKEN,
         )
     },
     spec=spec,
@@ -158,7 +161,7 @@ LLAVA = Family(
         NameRule(f"{_INPUT}map.*", "multi_modal_projector.linear_2.*"),
     ),
     ignored_config={
-        **dict.fromkeys(("image_token_index", "image_token_id"), "id of the placeholder in texts, which qkv replaces"),
+        **dict.fromkeys(_TOKEN, "id of the placeholder in texts, which qkv replaces"),
         "image_seq_length": "given by the tower",
     },
     older={"vision_tower.vision_model.": _TOWER},
