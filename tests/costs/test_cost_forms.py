@@ -162,7 +162,7 @@ def test_training_flops_count_both_stacks(memory: str, recompute: bool) -> None:
 @settings(max_examples=8)
 @given(data=st.data())
 def test_every_head_has_its_parameters_and_flops(kind: type[Head], data: st.DataObject) -> None:
-    model = model_of(SEES_ALL, encoder=None, head=data.draw(HEADS[kind]))
+    model = model_of(SEES_ALL, encoder=ENCODER if kind.reads_memory else None, head=data.draw(HEADS[kind]))
     counted = cost(model, 3, 7)
     with torch.device("meta"):
         assert counted.parameters == sum(p.numel() for p in build(model).parameters())

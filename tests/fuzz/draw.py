@@ -165,8 +165,8 @@ def _positions(chance: random.Random, width: int) -> Positions:
     return found  # type: ignore[return-value]
 
 
-OF_OTHER_SIGNALS = ("contrastive", "speech_codes", "wave_decoder")
-"""Heads that read what only their own front ends have, such as latent vectors of sounds."""
+OF_OTHER_SIGNALS = ("contrastive", "matching", "speech_codes", "wave_decoder")
+"""Heads that read what only their own front ends have, such as latent vectors of sounds, or an encoder."""
 
 
 def _head(chance: random.Random) -> Head:

@@ -23,7 +23,7 @@ from qkv.models.heads.cross_entropy import chunked_cross_entropy, cross_entropy
 from qkv.spec import heads
 from qkv.spec.branches import Attention, Branch
 from qkv.spec.heads import Head
-from qkv.spec.model import Block, Model, Text
+from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.models.quantizers import ProjectedQuantizer, ResidualQuantizer, ScalarQuantizer
 from qkv.spec.parts import Norm, RMSNorm
 from qkv.spec.signals.codecs import SeaNet, WaveDecoder
@@ -121,8 +121,10 @@ def test_every_kind_of_head_is_here() -> None:
 @pytest.mark.parametrize("head", HEADS, ids=repr)
 def test_heads(head: Head) -> None:
     block = Block(branches=(Attention(num_heads=2),))
-    m = build(Model(width=8, frontend=Text(vocab_size=5), blocks=(block,), head=head)).double()
-    watched(lambda: m(Signal(torch.tensor([[1, 2, 3], [4, 0, 0]]), lengths=torch.tensor([3, 1])))[0].sum().backward())
+    encoder = Encoder(frontend=Text(vocab_size=5)) if head.reads_memory else None
+    m = build(Model(width=8, frontend=Text(vocab_size=5), blocks=(block,), head=head, encoder=encoder)).double()
+    signal = Signal(torch.tensor([[1, 2, 3], [4, 0, 0]]), lengths=torch.tensor([3, 1]))
+    watched(lambda: m(signal, memory=m.encode(signal) if encoder else None)[0].sum().backward())
 
 
 @pytest.mark.parametrize("name", STACKS)

@@ -190,7 +190,7 @@ def test_latents_of_an_encoder_that_cannot_read_it_are_refused() -> None:
     with pytest.raises(SpecError, match=r"encoder\.latents\.blocks: no branch of these blocks reads"):
         Model.parse(model)
     model["encoder"] = {"latents": {}, "memory": "layers", "num_layers": 1}
-    with pytest.raises(SpecError, match="latents read the last output only"):
+    with pytest.raises(SpecError, match="they read the last output only"):
         Model.parse({**model, "num_layers": 1})
 
 
@@ -285,7 +285,7 @@ def test_bad_requests_are_refused_in_one_sentence(run: Path) -> None:
     ("change", "sentence"),
     [
         ({"data": {"source": "x.csv", "inputs": {"image": "images"}}}, "reads two inputs, not 1"),
-        ({"model": {"head": "matching"}}, "the first of them by an encoder"),
+        ({"model": {"head": "matching"}}, "encoder: missing; a head of the kind"),
         ({"model": {"encoder": {"frontend": "text"}, "head": "matching"}}, "does not read 'image', which is images"),
         (
             {

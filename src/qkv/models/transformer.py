@@ -160,8 +160,7 @@ class Tower(Frontend):
 
     def __init__(self, part: TowerSpec, stack: StackSpec, width: int, table: nn.Parameter | None = None):
         super().__init__(part, stack)
-        own = part.stack.width or width
-        self.tower = Encoder(part.stack, own, None)
+        self.tower = Encoder(part.stack, part.stack.width or width, None)
         read, hidden = part.stack.width_of_memory(width), part.hidden
         self.norm = build_norm(part.norm, read)
         self.hidden = Linear(read, hidden, bias=part.bias) if hidden else None

@@ -123,7 +123,11 @@ class Branch(Part, slot=True):
 
     def grid_problems(self, axes: int) -> list[Problem]:
         """Return the errors of these settings for a grid of ``axes`` axes, 1 for a sequence; empty if none."""
-        return []
+        stated = getattr(self, "axes", None)
+        if stated in (None, axes):
+            return []
+        places = "in a sequence, of one axis" if axes == 1 else f"on a grid of {axes} axes"
+        return [Problem(("axes",), f"{stated} given, but positions are {places}; leave it out")]
 
     def position_problems(self, positions: int) -> list[Problem]:
         """Return the errors of these settings for rows of up to ``positions`` positions; empty if none."""

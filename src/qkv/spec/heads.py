@@ -82,6 +82,10 @@ class Head(Part, slot=True):
         """Return a copy for an encoder whose vectors have ``memory_width`` features."""
         return self
 
+    def memory_problems(self, memory_width: int) -> list[Problem]:
+        """Return the errors in these settings for an encoder whose vectors have ``memory_width`` features."""
+        return []
+
 
 class LanguageModelHead(Head, kind="language_model"):
     """Language model head: logits = scale · f(x) W^T + bias, optionally soft-capped: cap · tanh(logits / cap).
@@ -484,8 +488,8 @@ class MatchingHead(Pooled, kind="matching"):
     def beside(self, memory_width: int) -> Self:
         return self.changed(source_width=memory_width)
 
-    def problems(self) -> list[Problem]:
-        pooled = (self.source_width or self.features) * len(self.source_poolings)
+    def memory_problems(self, memory_width: int) -> list[Problem]:
+        pooled = memory_width * len(self.source_poolings)
         if self.source_map or pooled == self.features:
             return []
         sentence = f"vectors of {pooled} features are compared with others of {self.features}; set it to true"

@@ -230,21 +230,20 @@ class Tower(Frontend, kind="tower"):
         return self.changed(stack=self.stack.changed(frontend=self.stack.frontend.unsized()))
 
     def width_problems(self, width: int) -> list[Problem]:
-        size = self.stack.width_of_memory(width)
-        if self.map or size == width:
-            return []
-        return [
-            Problem(("frontend", "map"), f"the stack gives {size} features and the model has {width}; set it to true")
-        ]
+        stack, size = self.stack, self.stack.width_of_memory(width)
+        inside = stack.stack_problems(stack.width or width) + resampler_problems(stack, stack.width or width)
+        problems = [problem.under("frontend", "stack") for problem in inside]
+        if not self.map and size != width:
+            sentence = f"the stack gives {size} features and the model has {width}; set it to true"
+            problems.append(Problem(("frontend", "map"), sentence))
+        return problems
 
     def problems(self) -> list[Problem]:
-        if self.stack.width is None:
-            return [Problem(("stack", "width"), "missing; the stack has a width of its own")]
-        if self.stack.memory == "layers" or self.stack.share_embedding:
-            path = ("stack", "memory") if self.stack.memory == "layers" else ("stack", "share_embedding")
-            return [Problem(path, "a tower gives its last output and has its own tables; leave the key out")]
-        problems = self.stack.stack_problems(self.stack.width) + resampler_problems(self.stack, self.stack.width)
-        return [problem.under("stack") for problem in problems]
+        for name, value in (("memory", self.stack.memory != "last"), ("share_embedding", self.stack.share_embedding)):
+            if value:
+                sentence = "a tower gives its last output and has tables of its own; leave the key out"
+                return [Problem(("stack", name), sentence)]
+        return []
 
 
 class Queries(Spec):
@@ -375,6 +374,7 @@ class Model(Stack, WithWidth):
             *self.stack_problems(self.width, reading),
             *(p.under("queries", "positions") for p in asking),
             *self._tied_problems(),
+            *(problem.under("head") for problem in self.head.memory_problems(self.memory_width)),
             *(self._latent_problems() if self.latents else self._memory_problems()),
             *self._stream_problems(),
             *self._segmentation_problems(),
@@ -514,6 +514,9 @@ class Model(Stack, WithWidth):
             return [
                 Problem(("queries",), "there are no latents for them to read; give model.latents, or leave them out")
             ]
+        if encoder is None and self.head.reads_memory:
+            sentence = f"missing; a head of the kind {self.head.kind!r} reads its output beside that of the blocks"
+            return [Problem(("encoder",), sentence)]
         if encoder is None:
             sentence = "this branch reads an encoder's output, but the model has no encoder; give model.encoder"
             return [Problem(reader, sentence)] if reader else []

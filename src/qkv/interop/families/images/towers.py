@@ -43,7 +43,7 @@ NAMES = (
 
 
 @dataclass(frozen=True)
-class Tower:
+class ImageTower:
     """Kind of tower. ``patch``, ``activation`` and ``eps``: defaults of config keys."""
 
     class_token: bool
@@ -131,11 +131,11 @@ OUTER: Reasons = {
 _AT_THE_END = {f"{BODY}post_layernorm.*": "norm of the pooled vector, which this architecture does not use"}
 _POOLING = {f"{BODY}head.*": "the pooling head, which this architecture does not use"}
 PLACES = {f"{BODY}embeddings.position_ids": "constant position ids 0, 1, 2, …"}
-CLIP_TOWER = Tower(class_token=True, patch=32, activation="quick_gelu", eps=1e-5, unread=_AT_THE_END)
-SIGLIP_TOWER = Tower(class_token=False, patch=16, activation="gelu_pytorch_tanh", eps=1e-6, unread=_POOLING)
+CLIP_TOWER = ImageTower(class_token=True, patch=32, activation="quick_gelu", eps=1e-5, unread=_AT_THE_END)
+SIGLIP_TOWER = ImageTower(class_token=False, patch=16, activation="gelu_pytorch_tanh", eps=1e-6, unread=_POOLING)
 
 
-def classifier(tower: Tower) -> Architecture:
+def classifier(tower: ImageTower) -> Architecture:
     """Build the architecture of the tower with a classifier on the mean of its positions."""
     pooling = "mean_rest" if tower.class_token else "mean"
     return replace(vit.classifier("classifier", pooling), kept=heads.written_back(tower.unread))

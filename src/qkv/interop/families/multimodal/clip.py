@@ -22,7 +22,7 @@ from qkv.interop.families.images.towers import (
     OUTER,
     PLACES,
     SIGLIP_TOWER,
-    Tower,
+    ImageTower,
     classifier,
 )
 from qkv.interop.mapping.config import Config
@@ -153,7 +153,7 @@ class Towers:
     pools: True if a latent vector pools the image, as in SigLIP.
     """
 
-    images: Tower
+    images: ImageTower
     text: TextTower
     pools: bool
 
@@ -164,14 +164,14 @@ class Towers:
         inner, text = config.table("vision_config"), config.table("text_config")
         if self.pools:
             inner.fixed("vision_use_head", True, "the vector of an image")
-        images, model = self.images.spec(inner, VectorsHead()), self.text.spec(text, head)
+        images, model = self.images.spec(inner, VectorsHead()), self.text.spec(text, VectorsHead())
         inner.leave_unread({**COMMON, **INNER})
         text.leave_unread({**COMMON, **INNER})
         fields = {name: getattr(images, name) for name in ("width", *_OF_STACK)}
         # CLIP's code applies this norm to the pooled vector, the first; here it is that of every position.
         norm = LayerNorm(eps=inner.number("layer_norm_eps", self.images.eps))
         latents = _pooling(images.blocks[0], norm) if self.pools else None
-        return model.changed(encoder=Encoder(**fields, norm=norm, latents=latents))
+        return model.changed(encoder=Encoder(**fields, norm=norm, latents=latents), head=head)
 
     def config(self, spec: Model) -> dict[str, Any] | None:
         """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""

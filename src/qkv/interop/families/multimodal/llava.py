@@ -15,7 +15,7 @@ from qkv.interop.families.common.heads import language_model, written_back
 from qkv.interop.families.decoders.llama import LLAMA
 from qkv.interop.families.decoders.mistral import MISTRAL
 from qkv.interop.families.decoders.qwen2 import QWEN2
-from qkv.interop.families.images.towers import BODY, CLIP_TOWER, INNER, NAMES, SIGLIP_TOWER, Tower
+from qkv.interop.families.images.towers import BODY, CLIP_TOWER, INNER, NAMES, SIGLIP_TOWER, ImageTower
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import COMMON, Family
 from qkv.interop.mapping.names import NameRule, Reasons
@@ -46,7 +46,7 @@ def tower_rows(prefix: str) -> tuple[NameRule, ...]:
     return tuple(row.below(prefix) for row in rows)
 
 
-def image_tower(config: Config, dropped: int, norm: bool) -> tuple[Tower, Encoder]:
+def image_tower(config: Config, dropped: int, norm: bool) -> tuple[ImageTower, Encoder]:
     """Build the stack of an image tower from its config, without its last ``dropped`` layers; return its kind too.
 
     ``norm``: whether its last norm is read.
