@@ -26,7 +26,7 @@ import torch
 
 import qkv
 from qkv.choosing.automatic_task import automatic_task
-from qkv.data.processors.codec import Codec, codec_of
+from qkv.data.processors.codec import Codec
 from qkv.data.records.sounds.cells import Sound
 from qkv.data.records.sounds.sound_files import read_sound, sound_bytes
 from qkv.report.page import Page
@@ -119,8 +119,8 @@ def trained(kind: str, clips: Clips, out: Path, changes: Sequence[str], asked: a
 
 def codec_rows(name: str, run: Run, clips: Clips, when: str) -> Iterator[list[str]]:
     """Code the test clips at each bit rate; yield the rows of the table."""
-    codec = codec_of(str(run.folder))
-    sounds = [codec.sounds.encode(row["sound"]) for row in clips.rows(clips.test)]
+    codec = Codec.read(str(run.folder))
+    sounds = [codec.processor.encode(row["sound"]) for row in clips.rows(clips.test)]
     size = codec.head.part.quantizer.codes_each
     for books in CODEBOOKS:
         codes = codec.codes(sounds, books)
@@ -169,7 +169,7 @@ def digit_rows(asked: argparse.Namespace, clips: Clips, runs: Path, when: str) -
     speech = trained("speech", clips, runs / "speech", [f"data.processor.run={runs / 'scalar'}"], asked)
     columns = {"sound": "sound", "label": "text"}
     classifier = trained("classification", clips, runs / "classifier", [], asked, columns=columns)
-    codec = codec_of(str(runs / "scalar"))
+    codec = Codec.read(str(runs / "scalar"))
     rows = clips.rows(clips.test)
     recorded = [(row["text"], read_sound(row["sound"], codec.rate)) for row in rows]
     coded = {

@@ -15,8 +15,10 @@ from torch.distributions import Normal
 
 import qkv
 from qkv.cli.main import main
+from qkv.data.processors import coders as coders_module
 from qkv.data.processors import image_codes as codes_module
-from qkv.data.processors.image_codes import ImageCodesProcessor, coder_of, order_of
+from qkv.data.processors.coders import CodesProcessor
+from qkv.data.processors.image_codes import Autoencoder, ImageCodesProcessor, order_of
 from qkv.data.processors.image_patches import ImagePatchesProcessor
 from qkv.data.processors.processor import build_processor
 from qkv.data.records.values import Unusable
@@ -112,16 +114,16 @@ def test_an_autoencoder_measures_errors_and_use_of_codes(autoencoder: Path) -> N
     assert figures["mse_of_mean_image"] > 0.01
     found = qkv.predict(run, images(2)["image"])
     for answer, image in zip(found, images(2)["image"], strict=True):
-        (decoded,) = coder_of(str(autoencoder)).decoded(np.array([answer["codes"]], np.int32))
+        (decoded,) = Autoencoder.read(str(autoencoder)).decoded(np.array([answer["codes"]], np.int32))
         error = np.square((decoded.astype(float) - image) / 255).mean()
         assert answer["mse"] == pytest.approx(error, abs=0.01)
 
 
 def test_codes_decode_to_the_autoencoder_s_own_reconstruction(autoencoder: Path) -> None:
-    coder = coder_of(str(autoencoder))
-    encoded = [coder.images.encode(image) for image in images(3)["image"]]
+    coder = Autoencoder.read(str(autoencoder))
+    encoded = [coder.processor.encode(image) for image in images(3)["image"]]
     with torch.inference_mode():
-        expected = coder.images.restored(coder.model(coder.images.signal(encoded))[0])
+        expected = coder.processor.restored(coder.model(coder.processor.signal(encoded))[0])
     for order in ("rows", "columns"):
         processor = ImageCodesProcessor(ImageCodesProcessor(ImageCodes(run=str(autoencoder), order=order)).fitted([]))
         codes = np.stack([processor.encode(image) for image in images(3)["image"]])
@@ -136,13 +138,14 @@ def test_codes_of_many_images_are_stored_under_their_digest(
     autoencoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QKV_CACHE", str(tmp_path))
-    monkeypatch.setattr(codes_module, "_AT_ONCE", 2)
+    for module in (codes_module, coders_module):
+        monkeypatch.setattr(module, "AT_ONCE", 2)
     values = [*images(5)["image"], "missing.png"]
     spec = ImageCodesProcessor(ImageCodes(run=str(autoencoder))).fitted([])
     first = list(ImageCodesProcessor(spec).encode_all(values))
     encoded = [ImageCodesProcessor(spec).encode(image) for image in values[:5]]
     np.testing.assert_array_equal(first[:5], encoded)
-    monkeypatch.setattr(ImageCodesProcessor, "_encoded", lambda *_: pytest.fail("the images are encoded again"))
+    monkeypatch.setattr(CodesProcessor, "encode_all", lambda *_: pytest.fail("the images are encoded again"))
     again = list(ImageCodesProcessor(spec).encode_all(values))
     np.testing.assert_array_equal(again[:5], encoded)
     assert "missing.png" in str(first[5]) == str(again[5])
@@ -214,7 +217,7 @@ def test_a_run_of_codes_is_moved_without_its_autoencoder(autoencoder: Path, tmp_
 def test_a_missing_or_other_autoencoder_is_one_sentence(autoencoder: Path, codes_run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no trained run; train it first: qkv train fashion_mnist_vq --out"):
         trained(of_codes(tmp_path / "fashion_mnist_vq"), tmp_path / "run")
-    with pytest.raises(UserError, match="has the task 'next_token'; name a run with the task 'autoencoding'"):
+    with pytest.raises(UserError, match=r"has the task 'next_token' with the head .*; name an autoencoder of images"):
         trained(of_codes(codes_run), tmp_path / "run")
     processor: Any = qkv.load(codes_run).vocabulary.processors["input"]
     with pytest.raises(UserError, match="differs from the one that the model was trained with"):

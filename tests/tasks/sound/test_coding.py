@@ -16,7 +16,7 @@ from tests.tasks.sound.tones import RATE, clips, recipe, tone, trained
 import qkv
 from qkv.choosing.automatic_task import automatic_task
 from qkv.data.features.mel import mel_filters
-from qkv.data.processors.codec import codec_of
+from qkv.data.processors.codec import Codec
 from qkv.data.records.sounds.cells import Sound
 from qkv.data.records.sounds.sound_files import as_uri, read_sound, sound_bytes
 from qkv.layers.signal import Signal
@@ -88,7 +88,7 @@ def test_training_lowers_the_distance_and_reports_bit_rates_with_players(run: An
 
 
 def test_codes_of_a_sound_do_not_depend_on_the_others_and_decode_to_its_length(run: Any) -> None:
-    codec = codec_of(str(run.folder))
+    codec = Codec.read(str(run.folder))
     sounds = [tone(seconds, 200) for seconds in (0.05, 0.31, 0.2)]
     together = codec.codes(sounds)
     for sound, codes in zip(sounds, together, strict=True):

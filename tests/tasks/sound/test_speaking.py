@@ -197,7 +197,7 @@ def test_commands_write_sounds_and_codes(run: Any, codec: Path, tmp_path: Path, 
     for command, sentence in (
         (["say", folder, "low", "--out", str(tmp_path / "low.txt")], "a sound cannot be written as 'txt'"),
         (["say", str(codec), "low"], "does not speak"),
-        (["compress", folder, str(clip), "--out", str(tmp_path / "x.npz")], "is no neural codec"),
+        (["compress", folder, str(clip), "--out", str(tmp_path / "x.npz")], "; name a neural codec"),
         (["compress", str(codec), str(clip), "--out", str(tmp_path / "x.wav")], "one of the two files holds codes"),
         (["compress", str(codec), str(clip), "--out", str(tmp_path / "x.npz"), "--codebooks", "9"], "has 1 to 3"),
         (["compress", str(codec), str(tmp_path / "none.wav"), "--out", str(tmp_path / "x.npz")], "there is no file"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from qkv.choosing.signals.register import RecipeRequest, chooses
 from qkv.choosing.signals.settings import short_form, training_of
-from qkv.data.processors.codec import codec_of
+from qkv.data.processors.codec import Codec
 from qkv.report.figures import counted
 from qkv.spec.branches import Attention, GatedFeedForward
 from qkv.spec.data import LengthBuckets
@@ -59,7 +59,7 @@ def _codes(run: Any) -> SpeechCodes:
             "speech is learned as codes of a neural codec: name one with --codec RUN; train it first with qkv train "
             "compress --data FILE"
         )
-    most = codec_of(run).head.part.quantizer.codebooks
+    most = Codec.read(run).head.part.quantizer.codebooks
     return SpeechCodes(run=run, codebooks=min(most, _CODEBOOKS))
 
 

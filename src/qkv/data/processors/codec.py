@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from itertools import groupby
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from qkv.data.pretrained import WEIGHTS, read_pretrained
-from qkv.data.processors.processor import build_processor
+from qkv.data.processors.coders import Coder
 from qkv.data.processors.sounds import WaveformProcessor
 from qkv.models.heads.wave_decoder import WaveDecoderHead
-from qkv.models.transformer import Transformer
-from qkv.system.errors import UserError
 
-KEY = "data.processor.run"
 _AT_ONCE = 32
 
 
-class Codec(NamedTuple):
-    """Trained neural codec: its model, its processor of sounds, and the SHA-256 of its weights."""
+class Codec(Coder[WaveformProcessor]):
+    """Trained neural codec."""
 
-    model: Transformer
-    sounds: WaveformProcessor
-    digest: str
+    kind, name = "wave_decoder", "a neural codec, trained by 'qkv train compress'"
 
     @property
     def head(self) -> WaveDecoderHead:
@@ -40,8 +31,8 @@ class Codec(NamedTuple):
     @property
     def rate(self) -> int:
         """Samples per second."""
-        assert self.sounds.spec.rate is not None
-        return self.sounds.spec.rate
+        assert self.processor.spec.rate is not None
+        return self.processor.spec.rate
 
     @property
     def bits_per_second(self) -> float:
@@ -53,7 +44,7 @@ class Codec(NamedTuple):
         """Return the codes (N, n) of encoded sounds, of the first n codebooks, by default all."""
         results = dict[int, np.ndarray]()
         for rows in self._groups([len(each) for each in encoded]):
-            signal = self.sounds.signal([encoded[i] for i in rows]).to(self.model.device)
+            signal = self.processor.signal([encoded[i] for i in rows]).to(self.model.device)
             x, _ = self.model.features(signal)
             ids = self.head.ids(x, codebooks).to(torch.int32).cpu().numpy()
             real = self.model.frontend.lengths(signal)
@@ -79,24 +70,3 @@ class Codec(NamedTuple):
         for _, group in groupby(order, key=lambda i: 0 if free else lengths[i]):
             rows = list(group)
             yield from (rows[begin : begin + _AT_ONCE] for begin in range(0, len(rows), _AT_ONCE))
-
-
-def codec_of(run: str) -> Codec:
-    """Load the trained codec in the run folder ``run``. Raises ``UserError`` if it is missing or no codec."""
-    weights = Path(run).expanduser() / WEIGHTS
-    changed = weights.stat().st_mtime_ns if weights.is_file() else 0
-    return _read(run, changed)
-
-
-@lru_cache(maxsize=2)
-def _read(run: str, changed: int) -> Codec:
-    pretrained = read_pretrained(run, KEY)
-    processor = pretrained.vocabulary.processor
-    if pretrained.recipe.model.head.kind != "wave_decoder" or processor is None:
-        raise UserError(
-            f"{KEY}: the run in {run} has the task {pretrained.recipe.task.kind!r} with the head "
-            f"{pretrained.recipe.model.head.kind!r}; name a neural codec, trained by 'qkv train compress'"
-        )
-    sounds = build_processor(processor)
-    assert isinstance(sounds, WaveformProcessor)
-    return Codec(pretrained.model, sounds, pretrained.digest)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,29 +12,22 @@ import numpy as np
 import torch
 
 from qkv.data.cache import stored
-from qkv.data.pretrained import WEIGHTS, read_pretrained
+from qkv.data.processors.coders import AT_ONCE, Coder, CodesProcessor
 from qkv.data.processors.images import ImageProcessor
-from qkv.data.processors.processor import Processor, build_processor
 from qkv.data.records.images.pictures import URI
 from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
 from qkv.models.heads.codebook import CodebookDecoder
-from qkv.models.transformer import Transformer
 from qkv.spec.register import implements
 from qkv.spec.signals.image_sequences import ImageCodes, ImageSequence
-from qkv.system.errors import UserError
 
-_AT_ONCE = 256
-_KEY = "data.processor.run"
 _CODES, _REASONS = "codes.npy", "unusable.json"
 
 
-class Autoencoder(NamedTuple):
-    """Trained image autoencoder: its model, its image processor, and the SHA-256 of its weights."""
+class Autoencoder(Coder[ImageProcessor]):
+    """Trained image autoencoder."""
 
-    model: Transformer
-    images: ImageProcessor
-    digest: str
+    kind, name = "codebook", "an autoencoder of images, a run with the task 'autoencoding'"
 
     @property
     def head(self) -> CodebookDecoder:
@@ -48,37 +39,14 @@ class Autoencoder(NamedTuple):
     @torch.inference_mode()
     def codes(self, encoded: Sequence[np.ndarray]) -> np.ndarray:
         """Return the codes (B, N), row by row, of images that the processor has encoded."""
-        signal = self.images.signal(encoded)
+        signal = self.processor.signal(encoded)
         return self.head.ids(self.model.features(signal)[0]).to(torch.int32).numpy()
 
     @torch.inference_mode()
     def decoded(self, codes: np.ndarray) -> list[np.ndarray]:
         """Decode codes (B, N), row by row, to images."""
-        parts = torch.from_numpy(codes).long().split(_AT_ONCE)
-        return [image for part in parts for image in self.images.restored(self.head.pixels(part))]
-
-
-def coder_of(run: str) -> Autoencoder:
-    """Load the trained autoencoder in the run folder ``run``. Raises ``UserError`` if it is missing or not an
-    autoencoder.
-    """
-    weights = Path(run).expanduser() / WEIGHTS
-    changed = weights.stat().st_mtime_ns if weights.is_file() else 0
-    return _read(run, changed)
-
-
-@lru_cache(maxsize=2)
-def _read(run: str, changed: int) -> Autoencoder:
-    pretrained = read_pretrained(run, _KEY)
-    if pretrained.recipe.task.kind != "autoencoding":
-        raise UserError(
-            f"{_KEY}: the run in {run} has the task {pretrained.recipe.task.kind!r}; name a run with the task "
-            "'autoencoding'"
-        )
-    assert pretrained.vocabulary.processor is not None
-    images = build_processor(pretrained.vocabulary.processor)
-    assert isinstance(images, ImageProcessor)
-    return Autoencoder(pretrained.model, images, pretrained.digest)
+        parts = torch.from_numpy(codes).long().split(AT_ONCE)
+        return [image for part in parts for image in self.processor.restored(self.head.pixels(part))]
 
 
 def order_of(spec: ImageSequence) -> np.ndarray:
@@ -130,40 +98,24 @@ def _loaded(home: Path, count: int) -> _Stored | None:
 
 
 @implements(ImageCodes)
-class ImageCodesProcessor(Processor):
+class ImageCodesProcessor(CodesProcessor[Autoencoder]):
     """Codes of images: a file name, an array or a Pillow image -> codes (N), in the scan order of the spec."""
 
     example = ImageProcessor.example
-    automatic = False
+    coders = Autoencoder
     spec: ImageCodes
-
-    @cached_property
-    def coder(self) -> Autoencoder:
-        """Autoencoder of the run. Raises ``UserError`` if it is missing, or differs from the autoencoder with which the
-        processor was fitted.
-        """
-        coder = coder_of(self.spec.run)
-        if self.spec.digest not in (None, coder.digest):
-            raise UserError(
-                f"{_KEY}: the autoencoder in {self.spec.run} differs from the one that the model was trained with; "
-                "restore it, or train the model again"
-            )
-        return coder
 
     def fitted(self, values: Sequence[Any]) -> ImageCodes:
         head = self.coder.head
         return self.spec.changed(codes=head.part.codes, grid=head.grid, digest=self.coder.digest)
 
-    def encode(self, value: Any) -> np.ndarray:
-        return self._ordered([self.coder.images.encode(value)])[0]
-
     def encode_all(self, values: Sequence[Any]) -> Iterator[np.ndarray | Unusable]:
         """Yield encoded values in order. For many images, they are cached under the digests of the autoencoder and the
         images.
         """
-        identity = identity_of(values) if len(values) > _AT_ONCE and self.spec.digest is not None else None
+        identity = identity_of(values) if len(values) > AT_ONCE and self.spec.digest is not None else None
         if identity is None:
-            yield from self._encoded(values)
+            yield from super().encode_all(values)
             return
         key = hashlib.sha256(f"{self.spec.digest} {self.spec.order} {identity}".encode()).hexdigest()
         entry = stored("codes", key, lambda home: _loaded(home, len(values)), lambda home: self._write(home, values))
@@ -175,7 +127,7 @@ class ImageCodesProcessor(Processor):
         """Write the codes of all values, and the reasons for values that cannot be read, into the folder ``home``."""
         assert self.spec.places is not None
         codes, reasons = np.zeros((len(values), self.spec.places), np.int32), dict[str, str]()
-        for i, outcome in enumerate(self._encoded(values)):
+        for i, outcome in enumerate(super().encode_all(values)):
             if isinstance(outcome, Unusable):
                 reasons[str(i)] = str(outcome)
             else:
@@ -183,15 +135,9 @@ class ImageCodesProcessor(Processor):
         np.save(home / _CODES, codes)
         (home / _REASONS).write_text(json.dumps(reasons), encoding="utf-8")
 
-    def _encoded(self, values: Sequence[Any]) -> Iterator[np.ndarray | Unusable]:
-        each = map(self.coder.images.tried, values)  # pixels are not shared: only the codes are kept in memory
-        while some := list(islice(each, _AT_ONCE)):
-            images = [image for image in some if not isinstance(image, Unusable)]
-            codes = iter(self._ordered(images) if images else ())
-            yield from (image if isinstance(image, Unusable) else next(codes) for image in some)
-
-    def _ordered(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        return np.ascontiguousarray(self.coder.codes(images)[:, order_of(self.spec)])
+    def coded(self, encoded: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the codes (B, N) of encoded images, in the scan order of the spec."""
+        return np.ascontiguousarray(self.coder.codes(encoded)[:, order_of(self.spec)])
 
     def signal(self, encoded: Sequence[np.ndarray]) -> Signal:
         return Signal(torch.from_numpy(np.stack(encoded)).long())
@@ -201,9 +147,3 @@ class ImageCodesProcessor(Processor):
         by_row = np.empty_like(codes)
         by_row[:, order_of(self.spec)] = codes
         return self.coder.decoded(by_row)
-
-    def picture(self, value: Any) -> str | None:
-        return self.coder.images.picture(value)
-
-    def shown(self, value: Any) -> str:
-        return self.coder.images.shown(value)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,16 +10,13 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from qkv.data.batching.padding import lengths_or_none
-from qkv.data.processors.codec import KEY, Codec, codec_of
-from qkv.data.processors.processor import Processor
+from qkv.data.processors.codec import Codec
+from qkv.data.processors.coders import CodesProcessor
 from qkv.data.processors.sounds import SoundProcessor
-from qkv.data.records.values import Unusable
 from qkv.layers.signal import Signal
 from qkv.spec.register import implements
 from qkv.spec.signals.speech import SpeechCodes
 from qkv.system.errors import UserError, nearest, quoted
-
-_AT_ONCE = 256
 
 
 def plain_text(text: str) -> str:
@@ -30,47 +25,30 @@ def plain_text(text: str) -> str:
 
 
 @implements(SpeechCodes)
-class SpeechCodesProcessor(Processor):
+class SpeechCodesProcessor(CodesProcessor[Codec]):
     """Codes of sounds: a file or samples with their rate -> codes (N, K) of the first codebooks."""
 
     example = SoundProcessor.example
-    automatic = False
+    coders = Codec
     spec: SpeechCodes
-
-    @cached_property
-    def codec(self) -> Codec:
-        """Codec of the run. Raises ``UserError`` if it is missing, or differs from the one at fitting."""
-        codec = codec_of(self.spec.run)
-        if self.spec.digest not in (None, codec.digest):
-            raise UserError(
-                f"{KEY}: the codec in {self.spec.run} differs from the one that the model was trained with; restore "
-                "it, or train the model again"
-            )
-        return codec
 
     @property
     def codebooks(self) -> int:
         """Number of codebooks K."""
-        return self.spec.codebooks or self.codec.head.part.quantizer.codebooks
+        return self.spec.codebooks or self.coder.head.part.quantizer.codebooks
 
     def fitted(self, values: Sequence[Any]) -> SpeechCodes:
-        part = self.codec.head.part.quantizer
+        part = self.coder.head.part.quantizer
         if self.codebooks > part.codebooks:
             raise UserError(
                 f"data.processor.codebooks: {self.codebooks} given, but the codec in {self.spec.run} has "
                 f"{part.codebooks}; give at most as many"
             )
-        return self.spec.changed(codes=part.codes_each, codebooks=self.codebooks, digest=self.codec.digest)
+        return self.spec.changed(codes=part.codes_each, codebooks=self.codebooks, digest=self.coder.digest)
 
-    def encode(self, value: Any) -> np.ndarray:
-        return self.codec.codes([self.codec.sounds.encode(value)], self.codebooks)[0]
-
-    def encode_all(self, values: Sequence[Any]) -> Iterator[np.ndarray | Unusable]:
-        each = map(self.codec.sounds.tried, values)
-        while some := list(islice(each, _AT_ONCE)):
-            sounds = [sound for sound in some if not isinstance(sound, Unusable)]
-            codes = iter(self.codec.codes(sounds, self.codebooks))
-            yield from (sound if isinstance(sound, Unusable) else next(codes) for sound in some)
+    def coded(self, encoded: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the codes (N, K) of encoded sounds."""
+        return self.coder.codes(encoded, self.codebooks)
 
     def size(self, encoded: np.ndarray) -> int:
         return len(encoded)
@@ -99,9 +77,6 @@ class SpeechCodesProcessor(Processor):
         if voice is not None and voice not in voices:
             raise UserError(f"the model has no voice {voice!r}; {nearest(voice, voices)}")
         return 0 if voice is None else voices.index(voice)
-
-    def shown(self, value: Any) -> str:
-        return self.codec.sounds.shown(value)
 
 
 def row_of(symbols: Sequence[int], codes: np.ndarray, delay: bool) -> np.ndarray:

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.data.processors.codec import Codec
-from qkv.data.processors.processor import build_processor
-from qkv.data.processors.sounds import WaveformProcessor
 from qkv.data.records.sounds.cells import Sound
 from qkv.data.records.values import Unusable
 from qkv.runs.run import Run
@@ -53,19 +51,6 @@ class CodedWave(NamedTuple):
         return wave
 
 
-def codec_of_run(run: Run) -> Codec:
-    """Return the neural codec of a run. Raises ``UserError`` if it is none."""
-    processor = run.vocabulary.processor
-    if run.recipe.model.head.kind != "wave_decoder" or processor is None:
-        raise UserError(
-            f"{run.folder}: the run has the task {run.recipe.task.kind!r} and is no neural codec; name one that 'qkv "
-            "train compress' trained"
-        )
-    sounds = build_processor(processor)
-    assert isinstance(sounds, WaveformProcessor)
-    return Codec(run.model, sounds, "")
-
-
 @with_usual_settings
 def compress(run: Run | str | Path, sound: Any, codebooks: int | None = None) -> CodedWave:
     """Compress a sound with a neural codec: a file name, or a pair (samples, rate), to codes.
@@ -77,7 +62,7 @@ def compress(run: Run | str | Path, sound: Any, codebooks: int | None = None) ->
     if codebooks is not None and not 1 <= codebooks <= most:
         raise UserError(f"codebooks: {codebooks} given, but the codec has 1 to {most}")
     try:
-        samples = codec.sounds.encode(sound)
+        samples = codec.processor.encode(sound)
     except Unusable as error:
         raise UserError(str(error)) from None
     kind = np.uint16 if codec.head.part.quantizer.codes_each <= 1 << 16 else np.uint32
@@ -100,4 +85,5 @@ def decompress(run: Run | str | Path, wave: CodedWave) -> Sound:
 
 
 def _opened(run: Run | str | Path) -> Codec:
-    return codec_of_run(load(run) if isinstance(run, (str, Path)) else run)
+    opened = load(run) if isinstance(run, (str, Path)) else run
+    return Codec.of(opened.model, opened.recipe, opened.vocabulary, f"the run in {opened.folder}")

@@ -28,7 +28,7 @@ class Speaker:
 
     def __init__(self, run: Run):
         self.run, self.processor = run, _processor(run)
-        self.rate = self.processor.codec.rate
+        self.rate = self.processor.coder.rate
         self.voices = self.processor.spec.voices or ()
 
     def settings(self, **options: Any) -> Generation:

@@ -111,7 +111,7 @@ class SpeechTask(SignalTask):
         """Build the report section with texts of the split as spoken by the model, after the original sounds."""
         processor, rows = speech_of(dataset.vocabulary), dataset.records[split]
         chosen = np.unique(np.linspace(0, len(rows) - 1, _HEARD).round().astype(int))
-        sounds, codec = list[dict[str, str]](), processor.codec
+        sounds, codec = list[dict[str, str]](), processor.coder
         for index in chosen:
             row, codes = rows[index], dataset.examples[split][index].fields.truth
             voice = row.get(VOICE.name)
@@ -130,7 +130,7 @@ class SpeechTask(SignalTask):
         answers = list[dict[str, Any]]()
         for row in rows:
             samples = say(model, processor, row[TEXT.name], row.get(VOICE.name), recipe.sample)
-            seconds = len(samples) / processor.codec.rate
+            seconds = len(samples) / processor.coder.rate
             answers.append({"answer": f"{seconds:.2f} s of speech; 'qkv say' writes it", "seconds": seconds})
         return answers
 
@@ -161,7 +161,7 @@ def say_in_pieces(
     A causal codec decodes the vectors so far again, whose samples do not change. The model has to be in evaluation
     mode. Raises ``UserError``.
     """
-    codec, symbols = processor.codec, processor.symbols(text, voice)
+    codec, symbols = processor.coder, processor.symbols(text, voice)
     network = codec.head.part.network
     apart = vectors if network is not None and network.causal else 0
     prompt = torch.zeros(len(symbols), 1 + processor.codebooks, dtype=torch.long)
