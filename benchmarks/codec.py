@@ -213,11 +213,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         runs = asked.runs or folder / "runs"
-        clips = tones(folder) if asked.data is None else recordings(asked.data, folder)
+        clips = tones(folder) if asked.data is None else recordings(asked.data, runs / "recordings")
         if "codecs" in asked.only:
             rows = []
             for name, part in QUANTIZERS.items():
-                changes = [f"model.head.quantizer={part}", "task.sound.excerpt=0.5"]
+                changes = [f"model.head.quantizer={part}"]
                 rows += codec_rows(name, trained("autoencoding", clips, runs / name, changes, asked), clips, when)
             print_table("\ncodecs", CODEC_COLUMNS, rows)
             tell(asked, "codecs: benchmarks/codec.py", CODEC_COLUMNS, rows, 2)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from qkv.layers.sound.waves import (
+    LOUDNESS,
     Snake,
     TransposedWaveConvolution,
     WaveConvolution,
@@ -82,6 +83,20 @@ def test_a_causal_codec_never_reads_later_samples(lstm: int) -> None:
     assert wave.shape == (1, 1, 30)
     vectors[..., 2:] = 7.0
     torch.testing.assert_close(decoder(vectors)[..., :12], wave[..., :12])
+
+
+def test_networks_begin_with_unit_vectors_for_the_usual_loudness() -> None:
+    torch.manual_seed(0)
+    net = SeaNet(channels=8, strides=(2, 5, 4))
+    encoder, decoder = (WaveLayers(layers(net, 32)).double() for layers in (encoder_layers, decoder_layers))
+    encoder.initialise(first=1 / LOUDNESS)
+    decoder.initialise(last=LOUDNESS)
+    vectors = encoder(LOUDNESS * drawn(4, 1, 2000))
+    assert 0.5 < float(vectors.std()) < 2
+    assert 0.5 < float(decoder(drawn(4, 32, 50)).std()) / LOUDNESS < 2
+    upsampling = TransposedWaveConvolution(SeaNet(ends="each"), (64, 16), 5).double()
+    upsampling.initialise()
+    assert float(upsampling(drawn(1, 64, 400)).std()) == pytest.approx(1, abs=0.15)
 
 
 def test_snake_is_its_equation() -> None:

@@ -17,13 +17,20 @@ import qkv
 from qkv.choosing.automatic_task import automatic_task
 from qkv.data.features.mel import mel_filters
 from qkv.data.processors.codec import Codec
+from qkv.data.processors.image_codes import Autoencoder
 from qkv.data.records.sounds.cells import Sound
 from qkv.data.records.sounds.sound_files import as_uri, read_sound, sound_bytes
 from qkv.layers.signal import Signal
 from qkv.spec.errors import SpecError
 from qkv.system.errors import UserError
 from qkv.tasks.sound.coding import excerpts, rates_of
-from qkv.tasks.sound.wave_distances import WINDOWS, distortion_ratios, log_bands, mel_distances
+from qkv.tasks.sound.wave_distances import (
+    WINDOWS,
+    distortion_ratios,
+    log_bands,
+    mel_distances,
+    relative_errors,
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +65,19 @@ def test_the_ratio_ignores_scale_and_offset() -> None:
     wanted = 10 * math.log10(float(x.square().sum() / (0.1 * noise).square().sum()))
     assert float(distortion_ratios(3 * (x + 0.1 * noise) + 0.5, x)) == pytest.approx(wanted, abs=1e-6)
     assert math.isnan(float(distortion_ratios(x, torch.zeros_like(x))))
+
+
+def test_the_relative_error_counts_quiet_rows_as_much_as_loud_ones() -> None:
+    rng = np.random.default_rng(3)
+    y, x = rng.normal(size=(2, 2, 50))
+    wanted = [
+        sum((a - b) ** 2 for a, b in zip(*pair, strict=True)) / sum(b * b for b in pair[1])
+        for pair in zip(y, x, strict=True)
+    ]
+    found = relative_errors(torch.from_numpy(y), torch.from_numpy(x))
+    np.testing.assert_allclose(found, wanted, rtol=1e-3)
+    np.testing.assert_allclose(relative_errors(torch.from_numpy(0.2 * y), torch.from_numpy(0.2 * x)), wanted, rtol=1e-2)
+    assert float(relative_errors(torch.full((1, 9), 0.02), torch.zeros(1, 9))) == pytest.approx(4)
 
 
 def test_excerpts_lie_inside_of_their_sounds() -> None:
@@ -99,6 +119,8 @@ def test_codes_of_a_sound_do_not_depend_on_the_others_and_decode_to_its_length(r
     assert [len(each) for each in decoded] == [10 * len(codes) for codes in together]
     (alone,) = codec.decoded([together[0][:, :2]])
     np.testing.assert_allclose(decoded[0], alone, atol=1e-6)
+    with pytest.raises(UserError, match="with the head 'wave_decoder'; name an autoencoder of images"):
+        Autoencoder.read(str(run.folder))
     (answer,) = qkv.predict(run, {"sound": (sounds[1], RATE)})
     assert answer["codes"] == together[1].tolist()
 

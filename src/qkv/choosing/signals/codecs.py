@@ -20,7 +20,7 @@ from qkv.spec.tasks import Autoencoding
 _VECTORS = 50
 """Approximate number of vectors a second."""
 _CODEBOOKS = 8
-_EPOCHS, _MOST, _ROWS = 200, 40_000, 16
+_EPOCHS, _MOST, _ROWS = 200, 100_000, 8
 _FIRST = (4, 4, 5)
 """Strides before the last one, which depends on the sampling rate."""
 

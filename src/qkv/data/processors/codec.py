@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from qkv.data.processors.coders import Coder
+from qkv.data.processors.coders import CodingModel
 from qkv.data.processors.sounds import WaveformProcessor
 from qkv.models.heads.wave_decoder import WaveDecoderHead
 
 _AT_ONCE = 32
 
 
-class Codec(Coder[WaveformProcessor]):
+class Codec(CodingModel[WaveformProcessor]):
     """Trained neural codec."""
 
     kind, name = "wave_decoder", "a neural codec, trained by 'qkv train compress'"

@@ -25,11 +25,11 @@ AT_ONCE = 256
 """Number of values that are coded together."""
 
 P = TypeVar("P", bound=Processor)
-C = TypeVar("C", bound="Coder[Any]")
+C = TypeVar("C", bound="CodingModel[Any]")
 
 
 @dataclass(frozen=True)
-class Coder(Generic[P]):
+class CodingModel(Generic[P]):
     """Base class of trained coders: a model, the processor of the values that it codes, the SHA-256 of its weights."""
 
     model: Transformer
@@ -39,15 +39,15 @@ class Coder(Generic[P]):
     kind: ClassVar[str]
     """Kind of the model's head, by which a coder is recognised."""
     name: ClassVar[str]
-    """What the run of a coder is called in messages, such as "a neural codec"."""
+    """Words for a run of such a coder in messages."""
 
     @classmethod
     def of(cls, model: Transformer, recipe: Recipe, vocabulary: Vocabulary, where: str, digest: str = "") -> Self:
         """Return a trained model as a coder. Raises ``UserError``, which begins with ``where``, if it is none."""
         processor = vocabulary.processor
         if recipe.model.head.kind != cls.kind or processor is None:
-            found = f"the task {recipe.task.kind!r} with the head {recipe.model.head.kind!r}"
-            raise UserError(f"{where} has {found}; name {cls.name}")
+            kinds = f"the task {recipe.task.kind!r} with the head {recipe.model.head.kind!r}"
+            raise UserError(f"{where} has {kinds}; name {cls.name}")
         return cls(model, build_processor(processor), digest)  # type: ignore[arg-type]
 
     @classmethod
@@ -67,7 +67,7 @@ class CodesProcessor(Processor, Generic[C]):
     """Base class of processors whose encoded values are codes by the trained coder in the run of the spec."""
 
     automatic = False
-    coders: ClassVar[type[Coder[Any]]]
+    coders: ClassVar[type[CodingModel[Any]]]
     """Class of the coder."""
 
     @cached_property

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from qkv.data.cache import stored
-from qkv.data.processors.coders import AT_ONCE, Coder, CodesProcessor
+from qkv.data.processors.coders import AT_ONCE, CodingModel, CodesProcessor
 from qkv.data.processors.images import ImageProcessor
 from qkv.data.records.images.pictures import URI
 from qkv.data.records.values import Unusable
@@ -24,7 +24,7 @@ from qkv.spec.signals.image_sequences import ImageCodes, ImageSequence
 _CODES, _REASONS = "codes.npy", "unusable.json"
 
 
-class Autoencoder(Coder[ImageProcessor]):
+class Autoencoder(CodingModel[ImageProcessor]):
     """Trained image autoencoder."""
 
     kind, name = "codebook", "an autoencoder of images, a run with the task 'autoencoding'"

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from qkv.frontends.frontend import Frontend
 from qkv.layers.context import Context
 from qkv.layers.signal import Signal
-from qkv.layers.sound.waves import WaveLayers, encoder_layers
+from qkv.layers.sound.waves import LOUDNESS, WaveLayers, encoder_layers
 from qkv.spec.model import Stack
 from qkv.spec.register import implements
 from qkv.spec.signals.codecs import WaveEncoder
@@ -28,8 +28,8 @@ class WaveEncoderFrontend(Frontend):
         self.hop = part.network.hop
 
     def initialise(self, std: float) -> None:
-        """Initialise the convolutions as in He et al. 2015."""
-        self.network.initialise()
+        """Initialise the convolutions to keep the variance, from 1 for a waveform of the usual loudness."""
+        self.network.initialise(first=1 / LOUDNESS)
 
     def check(self, signal: Signal) -> None:
         values = signal.values

@@ -12,6 +12,8 @@ from qkv.layers.layout import WHOLE, Declared, Layouts
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.signals.codecs import SeaNet
 
+LOUDNESS = 0.1
+"""Usual root mean square of recordings. Networks begin with vectors of unit variance for such a waveform."""
 _EPS = 1e-5
 _MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate"}
 
@@ -51,12 +53,21 @@ class WaveConvolution(Declared):
     def layouts(self) -> Layouts:
         return {name: WHOLE for name, _ in self.named_parameters()}
 
-    def initialise(self) -> None:
-        """Initialise the weights as in He et al. 2015, and the biases by 0."""
-        weight = self.weight if self.gain is None else self.direction
-        nn.init.kaiming_normal_(weight, nonlinearity="linear")  # type: ignore[arg-type]
+    @property
+    def num_read(self) -> int:
+        """Number of inputs that an output is the sum of."""
+        weight = self._weight
+        return weight.shape[1] * weight.shape[2]
+
+    @property
+    def _weight(self) -> Tensor:
+        return self.weight if self.gain is None else self.direction  # type: ignore[return-value]
+
+    def initialise(self, scale: float = 1.0) -> None:
+        """Initialise the weights so that outputs have ``scale`` times the deviation of inputs, and the biases by 0."""
+        nn.init.normal_(self._weight, std=self.num_read**-0.5 * scale)
         if self.gain is not None:
-            self.gain.data.copy_(self._length(weight))  # type: ignore[arg-type]
+            self.gain.data.copy_(self._length(self._weight))
         nn.init.zeros_(self.bias)
 
     @staticmethod
@@ -90,6 +101,10 @@ class TransposedWaveConvolution(WaveConvolution):
 
     def _shape(self, inputs: int, outputs: int, kernel: int) -> tuple[int, int, int]:
         return inputs, outputs, kernel
+
+    @property
+    def num_read(self) -> int:
+        return 2 * self._weight.shape[0]  # of the taps, every stride-th reaches an output
 
     def forward(self, x: Tensor) -> Tensor:
         shorter = self.stride % 2 if self.net.ends == "wave" and not self.net.causal else 0
@@ -178,11 +193,14 @@ class WaveLayers(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
-    def initialise(self) -> None:
-        """Initialise the weights."""
+    def initialise(self, first: float = 1.0, last: float = 1.0) -> None:
+        """Initialise the weights; outputs of the first and the last layer are ``first`` and ``last`` times as large."""
         for module in self.modules():
             if isinstance(module, WaveConvolution | WaveMemory):
                 module.initialise()
+        for layer, scale in ((self.layers[0], first), (self.layers[-1], last)):
+            assert isinstance(layer, WaveConvolution)
+            layer.initialise(scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layers to x (B, C, T)."""

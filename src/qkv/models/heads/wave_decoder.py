@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qkv.layers.sound.waves import WaveLayers, decoder_layers
+from qkv.layers.sound.waves import LOUDNESS, WaveLayers, decoder_layers
 from qkv.models.heads.head import Head
 from qkv.models.heads.quantizers import Coded, build_quantizer
 from qkv.ops.at_least_single import at_least_single
@@ -37,9 +37,9 @@ class WaveDecoderHead(Head):
         self.network = WaveLayers(decoder_layers(part.network, width))
 
     def initialise(self, std: float) -> None:
-        """Initialise the convolutions as in He et al. 2015, and the quantizer."""
+        """Initialise the convolutions to keep the variance, down to a waveform of the usual loudness; the quantizer."""
         self.quantizer.initialise()
-        self.network.initialise()
+        self.network.initialise(last=LOUDNESS)
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         return self.reconstructed(x).samples

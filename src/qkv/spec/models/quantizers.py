@@ -78,7 +78,7 @@ class ResidualQuantizer(Quantizer, kind="residual"):
     commitment: _Commitment = 0.25
     decay: float = Field(default=0.99, ge=0, lt=1, description="decay of the moving averages of codes, per batch")
     restart: float = Field(
-        default=0.1, ge=0, description="moving average of uses per batch below which a code is replaced; 0: never"
+        default=0.02, ge=0, description="moving average of uses per batch below which a code is replaced; 0: never"
     )
 
     @property

@@ -142,15 +142,17 @@ class Forecasting(Task, kind="forecasting"):
 
 
 class WaveLoss(Spec):
-    """Loss of reconstructed sound: ``wave`` · mean |y - x| + ``mel`` · mel distance, over excerpts of ``excerpt`` s.
+    """Loss of reconstructed sound: ``wave`` · Σ (y - x)² / Σ x² + ``mel`` · mel distance; ``excerpt``: seconds.
 
     The mel distance is the mean absolute difference of log10 mel bands at several resolutions (Kumar et al. 2023).
     """
 
-    wave: float = Field(default=10.0, ge=0, description="weight of the mean absolute error of the samples")
-    mel: float = Field(default=1.0, ge=0, description="weight of the mel distance")
+    wave: float = Field(
+        default=1.0, ge=0, description="weight of the squared error of the samples relative to their power"
+    )
+    mel: float = Field(default=0.25, ge=0, description="weight of the mel distance")
     excerpt: float = Field(
-        default=1.0, gt=0, le=3600, description="seconds of a sound that a training step reads, at a random place"
+        default=0.25, gt=0, le=3600, description="seconds of a sound that a training step reads, at a random place"
     )
 
 

@@ -31,7 +31,7 @@ from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.images.autoencoding import usage
 from qkv.tasks.inputs import EncodedRow, SignalReader
 from qkv.tasks.signal_task import SignalTask, processor_of
-from qkv.tasks.sound.wave_distances import distortion_ratios, mel_distances
+from qkv.tasks.sound.wave_distances import distortion_ratios, mel_distances, relative_errors
 from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
 RATE = "rate"
@@ -64,7 +64,7 @@ class BitRate(NamedTuple):
 
 @implements(Autoencoding, of=Waveform)
 class SoundCodingTask(SignalTask):
-    """Autoencoding of sound: loss wave · mean |y - x| + mel · mel distance + the quantizer's loss, per sample."""
+    """Autoencoding of sound: loss wave · relative error + mel · mel distance + the quantizer's loss, per sample."""
 
     loss_unit = "a sample"
     metric = "mel_distance"
@@ -87,7 +87,7 @@ class SoundCodingTask(SignalTask):
         x = at_least_single(batch.targets[:, : y.shape[1]])
         mean = wave.codes.loss
         if weights.wave:
-            mean = mean + weights.wave * (y - x).abs().mean()
+            mean = mean + weights.wave * relative_errors(y, x).mean()
         if weights.mel:
             mean = mean + weights.mel * mel_distances(y, x, batch.extras[RATE]).mean()
         return batch.num_targets * mean

@@ -1,4 +1,4 @@
-"""Distances between waveforms: mel distance at several resolutions, and signal-to-distortion ratio."""
+"""Distances between waveforms: mel distance at several resolutions, relative error, signal-to-distortion ratio."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from qkv.ops.at_least_single import at_least_single
 
 WINDOWS = (32, 64, 128, 256, 512, 1024, 2048)
 """Samples of the windows of the mel distance."""
+QUIET = 1e-4
+"""Power of a sound, -40 dB, below which the relative error falls."""
 _MOST_BINS = 80
 _FLOOR = 1e-5
 """Smallest magnitude of a mel band."""
@@ -44,6 +46,14 @@ def mel_distances(samples: Tensor, targets: Tensor, rate: int) -> Tensor:
         (log_bands(samples, rate, window) - log_bands(targets, rate, window)).abs().mean((1, 2)) for window in WINDOWS
     ]
     return torch.stack(scales).mean(0)
+
+
+def relative_errors(samples: Tensor, targets: Tensor) -> Tensor:
+    """Return Σ (y - x)² / (Σ x² + T · ``QUIET``) of each row of samples y and targets x (B, T), (B).
+
+    The inverse of the signal-to-distortion ratio: quiet sounds count as much as loud ones, down to the power ``QUIET``.
+    """
+    return (samples - targets).square().mean(1) / (targets.square().mean(1) + QUIET)
 
 
 def distortion_ratios(samples: Tensor, targets: Tensor) -> Tensor:
