@@ -85,6 +85,7 @@ def test_a_causal_codec_never_reads_later_samples(lstm: int) -> None:
     torch.testing.assert_close(decoder(vectors)[..., :12], wave[..., :12])
 
 
+@torch.no_grad()
 def test_networks_begin_with_unit_vectors_for_the_usual_loudness() -> None:
     torch.manual_seed(0)
     net = SeaNet(channels=8, strides=(2, 5, 4))
