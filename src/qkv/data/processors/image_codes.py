@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from qkv.data.cache import stored
-from qkv.data.processors.coders import AT_ONCE, CodingModel, CodesProcessor
+from qkv.data.processors.coders import AT_ONCE, CodesProcessor, CodingModel
 from qkv.data.processors.images import ImageProcessor
 from qkv.data.records.images.pictures import URI
 from qkv.data.records.values import Unusable
