@@ -14,7 +14,7 @@ from qkv.choosing.finetune import adapt_of, finetuned
 from qkv.choosing.guessed import with_processor
 from qkv.choosing.signals.register import RecipeRequest, choice_for, has_choice
 from qkv.choosing.signals.settings import MINUTES, short_form
-from qkv.choosing.verbs import reads_any_signal, tunes
+from qkv.choosing.verbs import reads_any_signal, task_written, tunes
 from qkv.costs.cost import cost
 from qkv.costs.measuring.machine import Machine, fits_memory
 from qkv.data.features.ngrams import words_of
@@ -33,6 +33,7 @@ from qkv.spec.models.wide import Ngrams
 from qkv.spec.parts import Learned, NoPositions, NoRelative, Relative, Rope
 from qkv.spec.processors import WordFeatures
 from qkv.spec.recipe import Recipe
+from qkv.spec.tasks import SpeechToText
 from qkv.spec.tasks import Task as TaskSpec
 from qkv.spec.tokenizers import Characters, Tokenizer
 from qkv.spec.training import AdamW, Checkpoints, Cosine, Training, Validation
@@ -112,6 +113,7 @@ def automatic_task(
 
     Raises ``UserError`` for an unusable table.
     """
+    kind, data = _of_start(kind, data, start)
     request = _recipe_request(task_of(kind), data, overrides, machine, start, adapt)
     processor = request.data.processor
     choice = choice_for(request.task) or choice_for(processor)
@@ -124,12 +126,33 @@ def automatic_task(
     chosen = choice(request).changed(name=name_of(request.data.source))
     if start is not None:
         part = adapt_of(adapt, request.changes)
-        chosen = finetuned(chosen.changed(candidates={}), start, part, len(request.records.splits["train"]))
+        chosen = _begun(finetuned(chosen.changed(candidates={}), start, part, len(request.records.splits["train"])))
     elif adapt is not None:
         chosen = override(chosen, [f"training.adapt={adapt}"])
     recipe = _within_memory(chosen)
     raced = not quick and not any(change.path[0] == "model" for change in assignments(request.changes))
     return as_asked(recipe if raced else recipe.changed(candidates={}), quick, request.changes)
+
+
+def _of_start(kind: str, data: Mapping[str, Any], start: str | None) -> tuple[str, Mapping[str, Any]]:
+    """Return the task and its data: a transcription that an encoder–decoder continues is written by its decoder."""
+    task = find_start(start).task if start is not None and task_written(kind) else None
+    if task is None or task.kind != task_written(kind):
+        return kind, data
+    columns = {"target" if role == "transcript" else role: name for role, name in data.get("columns", {}).items()}
+    return task.kind, {**data, "columns": columns} if columns else data
+
+
+def _begun(recipe: Recipe) -> Recipe:
+    """Return the recipe with texts that fit behind the tokens with which a transcript begins, which name a language;
+    the description says them.
+    """
+    begin: tuple[str, ...] = getattr(recipe.task, "begin", ()) if recipe.task.kind == SpeechToText.kind else ()
+    if not begin:
+        return recipe
+    sample = recipe.sample.changed(max_new_tokens=max(1, recipe.model.context_length - len(begin)))
+    description = f"{recipe.description} Its texts begin with {''.join(begin)} (task.begin)."
+    return recipe.changed(description=description, sample=sample)
 
 
 def _for_texts(request: RecipeRequest, quick: bool, start: str | None, adapt: str | None) -> Recipe:

@@ -27,7 +27,7 @@ def guess_task(data: Mapping[str, Any]) -> str:
     """Infer the kind of task from a table's format, column names and values.
 
     The first kind that fits is taken: questions with answers, words with tags, translations or summaries (by column
-    name), numbers, labels. Raises ``UserError`` if none fits.
+    name), sounds with texts, numbers, labels. Raises ``UserError`` if none fits.
     """
     data_spec = Data.parse(dict(data))
     for kind in ("question_answering", "token_classification"):
@@ -37,6 +37,8 @@ def guess_task(data: Mapping[str, Any]) -> str:
         if _named(data_spec, _roles(kind)):
             return kind
     data_spec = with_processor(data_spec, Task.kinds()["classification"]())
+    if data_spec.processor is not None and data_spec.processor.of_sounds and _has_transcripts(data_spec):
+        return "transcription"
     labels, numbers = _opened(data_spec, "classification"), _opened(data_spec, "regression")
     if numbers is not None and (labels is None or _are_values(labels)):
         return "regression"
@@ -75,6 +77,14 @@ def _named(data: Data, roles: tuple[Role, ...]) -> bool:
     )
     columns = {plain(column) for column in table.columns}
     return all(columns & {plain(name) for name in (role.name, *role.names)} for role in roles)
+
+
+def _has_transcripts(data: Data) -> bool:
+    """Return True if a table of sounds has a column of texts by its name, which is not a name of labels."""
+    (role,) = (role for role in _roles("transcription") if role.written)
+    labels = {plain(name) for each in _roles("classification") for name in (each.name, *each.names)}
+    names = {plain(name) for name in (role.name, *role.names)} - labels
+    return bool({plain(column) for column in table_of(data.source, data, (role,), "data.source").columns} & names)
 
 
 def _are_values(records: Records) -> bool:

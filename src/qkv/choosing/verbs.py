@@ -16,7 +16,8 @@ class Verb(NamedTuple):
 
     task: kind of the task.   named: option -> role of the column that the option names.   settings: other option ->
     recipe field that the option sets.   tunes: True if published models can be fine-tuned for the task.   signals: True
-    if the input may be a text, a pair of texts, or values of any processor.
+    if the input may be a text, a pair of texts, or values of any processor.   written: kind of task that goes on with a
+    start whose decoder writes the answers.
     """
 
     task: str
@@ -24,6 +25,7 @@ class Verb(NamedTuple):
     settings: Mapping[str, str] = MappingProxyType({})
     tunes: bool = True
     signals: bool = False
+    written: str = ""
 
     @property
     def columns(self) -> dict[str, str]:
@@ -39,7 +41,9 @@ VERBS = {
     "classify": Verb("classification", {"label": "label"}, signals=True),
     "multilabel": Verb("multilabel", {"labels": "labels"}, signals=True),
     "regress": Verb("regression", {"value": "value"}, signals=True),
-    "transcribe": Verb("transcription", {"transcript": "transcript", "speaker": "speaker"}, signals=True),
+    "transcribe": Verb(
+        "transcription", {"transcript": "transcript", "speaker": "speaker"}, signals=True, written="speech_to_text"
+    ),
     "tag": Verb("token_classification", {"words": "words", "tags": "tags"}),
     "answer": Verb("question_answering", {"question": "question", "context": "context", "answers": "answers"}),
     "translate": Verb("translation", {"source": "source", "target": "target"}),
@@ -82,12 +86,17 @@ def task_named(task: str) -> str:
 
 def tunes(kind: str) -> bool:
     """Return True if published models can be fine-tuned for this kind of task with its verb; False without a verb."""
-    return any(verb.tunes for verb in VERBS.values() if verb.task == kind)
+    return any(verb.tunes for verb in VERBS.values() if kind in (verb.task, verb.written))
 
 
 def reads_any_signal(kind: str) -> bool:
     """Return True if the verb for this kind of task reads values of any processor; False without a verb."""
-    return any(verb.signals for verb in VERBS.values() if verb.task == kind)
+    return any(verb.signals for verb in VERBS.values() if kind in (verb.task, verb.written))
+
+
+def task_written(kind: str) -> str:
+    """Return the kind of task that goes on with a start whose decoder writes the answers of ``kind``; empty if none."""
+    return next((verb.written for verb in VERBS.values() if verb.task == kind), "")
 
 
 def split_settings(task: str, arguments: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:

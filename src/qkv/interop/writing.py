@@ -159,6 +159,23 @@ def beginning(folder: Path, config: Config) -> tuple[int, ...]:
     return tuple(values.integer(key) for key in (first, second) if values.has(key))
 
 
+def transcript_beginning(folder: Path, config: Config) -> tuple[int, ...]:
+    """Return the ids that a transcript without timestamps begins with: those of the decoder, language and task.
+
+    ``forced_decoder_ids`` names the latter, or, with several languages, ``language``, ``lang_to_id`` and ``task_to_id``
+    (Whisper); the default is English.
+    """
+    values = Config({**config.values, **said_by(folder, config).values}, str(folder / GENERATION))
+    forced = sorted(pair for pair in values.items("forced_decoder_ids") if None not in pair)
+    ids = [index for _, index in forced]
+    languages, task = values.table("lang_to_id").values, values.table("task_to_id").values.get("transcribe")
+    if not ids and languages and values.flag("is_multilingual", True):
+        named = f"<|{values.word('language', 'en').strip('<|>')}|>"
+        ids = [languages.get(named, next(iter(languages.values()))), *([] if task is None else [task])]
+    silent = values.integer("no_timestamps_token_id") if values.has("no_timestamps_token_id") else None
+    return (*beginning(folder, config), *ids, *([silent] if silent is not None and silent not in ids else []))
+
+
 def named_ends(folder: Path, config: Config) -> tuple[int, ...]:
     """Read the ids of the end tokens from the files of a published checkpoint. Raises ``UserError``."""
     return _ends(folder, said_by(folder, config).config, config)

@@ -29,8 +29,8 @@ from qkv.interop.load import read_published
 from qkv.interop.mapping.family import read_spec
 from qkv.interop.mapping.task_heads import head_tensors, task_heads
 from qkv.interop.sentence import SentencePooling, read_pooling
-from qkv.interop.sounds import read_sound_processor
-from qkv.interop.writing import beginning, named_ends
+from qkv.interop.sounds import read_sound_processor, reads_sound
+from qkv.interop.writing import beginning, named_ends, transcript_beginning
 from qkv.layers.layout import WHOLE, Layout, layouts
 from qkv.layers.linear.lora import folded
 from qkv.layers.positions import regridded
@@ -174,7 +174,8 @@ def _opened(source: str) -> tuple[PublishedCheckpoint, SentencePooling | None]:
 
 def _published_task(published: PublishedCheckpoint, model: Model) -> Task:
     """Build the task that writes texts with the begin and end tokens that a published encoder–decoder uses."""
-    ids = beginning(published.folder, published.config())
+    begun = transcript_beginning if reads_sound(model) else beginning
+    ids = begun(published.folder, published.config())
     begin = pieces(published.folder, Tokenizer.load(published.tokenizer_folder), ids)
     return writing_task(model, begin)
 
