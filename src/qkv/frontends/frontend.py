@@ -98,7 +98,7 @@ class Frontend(Declared):
         return None
 
     def spans(self, signal: Signal) -> list[tuple[int, int]] | None:
-        """Return the first and last step of a time series that each position reads; None for other signals."""
+        """Return the first and last step of a time series, or value of a sound, at each position; None for others."""
         return None
 
     def lengths(self, signal: Signal) -> Tensor | None:

@@ -42,6 +42,11 @@ class Frontend(Part, slot=True):
         return self.on_grid
 
     @property
+    def reach(self) -> int | None:
+        """Number of values that a vector depends on, around those of its position; None if it may be all of a row."""
+        return None
+
+    @property
     def leading(self) -> int:
         """Number of positions before those of the grid, such as a class token."""
         return 0

@@ -79,6 +79,11 @@ class Processor(Part, slot=True):
     in_windows: ClassVar[bool] = False
     """True if windows of a long sound can be read one by one, as frames of a whole number of samples."""
 
+    @property
+    def local(self) -> bool:
+        """True if a value of the signal depends only on samples near it, so that a sound can be read as it arrives."""
+        return False
+
     makes_codes: ClassVar[bool] = False
     """True if values are converted to codes: ids that a language model reads and generates."""
 

@@ -23,12 +23,14 @@ qkv inspect SmolLM2-135M-Instruct.gguf "Once upon a time" --views attention,lens
 qkv inspect runs/my "Once upon" --ablate blocks.1.branches.0:3 --out without.html
 qkv inspect runs/translator "Ein Hund" --answer "a dog"
 qkv inspect runs/images image.png
+qkv inspect whisper-base/ clip.wav --views attention --out page.html
 qkv inspect runs/my "Once upon" --over book.txt --views neurons --out page.html
 qkv inspect runs/forecast --row 0 --out page.html
 """
 
 _Input = Annotated[
-    str | None, typer.Argument(metavar="[INPUT]", help="Text, or file of an image; '-' reads standard input.")
+    str | None,
+    typer.Argument(metavar="[INPUT]", help="Text, or file of an image or a sound; '-' reads standard input."),
 ]
 _Row = Annotated[int | None, typer.Option(metavar="N", min=0, help="Row N of the run's held-out data, from 0.")]
 _Part = Annotated[

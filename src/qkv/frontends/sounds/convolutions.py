@@ -35,6 +35,11 @@ class SoundFrontend(PlacedFrontend):
             lengths = None if lengths is None else self.part.after(lengths, i)
         return lengths
 
+    def spans(self, signal: Signal) -> list[tuple[int, int]]:
+        """Return the values, such as frames, from one position to the next; convolutions read some around them too."""
+        step = self.part.stride
+        return [(step * place, step * (place + 1) - 1) for place in range(self.count(signal))]
+
     def _lengths_read(self, signal: Signal) -> Tensor | None:
         return None if signal.lengths is None else signal.lengths.clamp(min=self.part.least)
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from qkv.data.batching.batch import Batch
+from qkv.data.processors.processor import build_processor
 from qkv.data.records.values import Unusable
 from qkv.generation.text import prompt_ids
 from qkv.layers.signal import Signal
-from qkv.lens.inspection.sides import Side, side_of
+from qkv.lens.inspection.sides import Side, side_of, side_of_sound
+from qkv.models.evaluating import evaluating
+from qkv.models.transformer import Stack
 from qkv.runs.inference.predict import predict
 from qkv.runs.run import Run, task_of
+from qkv.runs.storage.published import pieces
+from qkv.runs.transcription.speech_tokens import speech_tokens
 from qkv.system.errors import UserError
 from qkv.tasks.dataset import VALIDATION
 from qkv.tasks.example_task import ExampleTask
 from qkv.tasks.labels.pooled import PooledTask
+from qkv.tasks.sound.transcription import TranscriptionTask
 from qkv.tasks.text.fill_in import FillInTask, read_gaps
 
 
@@ -74,6 +80,8 @@ def read_input(run: Run, row: Mapping[str, Any], answer: str | None = None) -> R
     task = task_of(run)
     if task.writes_from_source:
         return _written(run, row, answer)
+    if task.transcribes:
+        return _heard(run, row, answer)
     if answer is not None:
         raise UserError("an answer is only read by a model that writes a text from a text; leave it out")
     if isinstance(task, PooledTask):
@@ -105,7 +113,7 @@ def _pooled(run: Run, task: PooledTask, row: Mapping[str, Any]) -> ReadInput:
         fields, _ = reader.noted(row, task.unknown)
     except Unusable as error:
         raise UserError(str(error)) from None
-    return _of_batch(run, task.collator(run.recipe, run.vocabulary)([fields]), reader.picture(row) or "")
+    return _of_batch(run, task.collator(run.recipe, run.vocabulary)([fields]), reader.picture(row) or "", row=row)
 
 
 def _written(run: Run, row: Mapping[str, Any], answer: str | None) -> ReadInput:
@@ -115,7 +123,35 @@ def _written(run: Run, row: Mapping[str, Any], answer: str | None) -> ReadInput:
     text = str(predict(run, [dict(row)])[0]["answer"]) if answer is None else answer
     reader = task.reader(run.recipe, run.vocabulary)
     example = task.encode({**row, "target": text}, run.vocabulary, reader)
-    return _of_batch(run, task.collator(run.recipe, run.vocabulary)([example.fields]), "")
+    return _of_batch(run, task.collator(run.recipe, run.vocabulary)([example.fields]), "", row=row)
+
+
+def _heard(run: Run, row: Mapping[str, Any], answer: str | None) -> ReadInput:
+    """Read a sound, and with a decoder the text that it writes; of CTC, the first position of a token is explained."""
+    if run.model.encoder is not None:
+        try:
+            return _written(_prompted(run), row, answer)
+        except Unusable as error:
+            raise UserError(str(error)) from None
+    if answer is not None:
+        raise UserError("an answer is only read by a model that writes a text from an input; leave it out")
+    task = task_of(run)
+    assert isinstance(task, TranscriptionTask)
+    read = task.encoded_row(task.reader(run.recipe, run.vocabulary), row)
+    sound = _of_batch(run, task.collator(run.recipe, run.vocabulary)([read]), "", row=row)
+    with torch.inference_mode(), evaluating(run.model):
+        best = run.model(sound.signal)[0][0].argmax(-1)
+    tokens = (best != run.model.spec.head.blank).nonzero()  # type: ignore[attr-defined]
+    return replace(sound, position=int(tokens[0]) if len(tokens) else 0)
+
+
+def _prompted(run: Run) -> Run:
+    """Return a run whose task begins texts as transcripts: with the tokens of language, task and no timestamps."""
+    tokens = speech_tokens(run)
+    language = "en" if "en" in (tokens.languages or {}) else next(iter(tokens.languages or {}), None)
+    ids = (tokens.start, *tokens.forced(language, "transcribe", False))
+    begin = pieces(run.folder, run.tokenizer, ids)
+    return replace(run, recipe=run.recipe.changed(task=run.recipe.task.changed(begin=begin)))
 
 
 def _with_gap(run: Run, text: str) -> ReadInput:
@@ -137,9 +173,26 @@ def _text(run: Run, text: str) -> ReadInput:
     return ReadInput(signal, None, {"model": side_of(run.model, signal, run.tokenizer)})
 
 
-def _of_batch(run: Run, batch: Batch, picture: str, row: int = 0) -> ReadInput:
+def _of_batch(run: Run, batch: Batch, picture: str, number: int = 0, row: Mapping[str, Any] | None = None) -> ReadInput:
     batch, model = batch.to(run.model.device), run.model
-    sides = {"model": side_of(model, batch.input, run.vocabulary.target, picture, row)}
+    stacks = {"model": (model, batch.input, run.vocabulary.target)}
     if batch.source is not None and model.encoder is not None:
-        sides["encoder"] = side_of(model.encoder, batch.source, run.vocabulary.tokenizer, row=row)
-    return ReadInput(batch.input, batch.source, sides, row)
+        stacks["encoder"] = (model.encoder, batch.source, run.vocabulary.tokenizer)
+    sides = {
+        name: _sound(run, stack, signal, number, row)
+        or side_of(stack, signal, tokenizer, picture if name == "model" else "", number)
+        for name, (stack, signal, tokenizer) in stacks.items()
+    }
+    return ReadInput(batch.input, batch.source, sides, number)
+
+
+def _sound(run: Run, stack: Stack, signal: Signal, number: int, row: Mapping[str, Any] | None) -> Side | None:
+    """Return the positions of a stack that reads sound, with their times; None for other stacks."""
+    processor: Any = run.vocabulary.processor
+    read = stack.frontend.part.processor
+    if processor is None or read is None or not read.of_sounds:
+        return None
+    reader, name = build_processor(processor), task_of(run).asks[0]
+    samples = None if row is None else reader.read(row[name])
+    picture = "" if row is None else reader.picture(row[name]) or ""
+    return side_of_sound(stack, signal, processor, samples, picture, number)

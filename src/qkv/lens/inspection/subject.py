@@ -68,7 +68,7 @@ class Subject:
     @property
     def classes(self) -> bool:
         """True if the outputs are logits of classes, of which one is right."""
-        return self.run.model.spec.head.serves in ("language_model", "tokens", "classification")
+        return self.run.model.spec.head.serves in ("language_model", "tokens", "classification", "ctc")
 
     @cached_property
     def target(self) -> int:

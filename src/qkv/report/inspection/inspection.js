@@ -109,15 +109,16 @@
   };
   const overTime = (side, share, pick, chosen, words) => {
     // the values of a series, behind them a band of each position: the steps that it reads
-    const width = 520, height = 150, [svg, add] = drawing(width, height, "Values over time"), all = side.series.flat().filter(Number.isFinite);
+    const width = 520, height = 150, [svg, add] = drawing(width, height, side.unit === "s" ? "Sound over time" : "Values over time"), all = side.series.flat().filter(Number.isFinite);
     const low = Math.min(...all), high = Math.max(...all), steps = side.series[0].length, part = height / side.spans.length;
+    const sound = side.unit === "s";  // bands of a sound are as high as its outline
     const x = (step) => step / Math.max(1, steps - 1) * width, y = (v) => 8 + (high - v) / Math.max(1e-9, high - low) * (height - 16);
     side.spans.forEach(([from, to], i) => {
-      const band = add("rect", { x: x(from), width: Math.max(2, x(to) - x(from)), y: i * part, height: Math.max(1, part - 1), style: `fill:${signed(share(i))};stroke:${i === chosen ? "var(--ink)" : "none"};cursor:pointer` });
+      const band = add("rect", { x: x(from), width: Math.max(2, x(to) - x(from)), y: sound ? 0 : i * part, height: sound ? height : Math.max(1, part - 1), style: `fill:${signed(share(i))};stroke:${i === chosen ? "var(--ink)" : "none"};cursor:pointer` });
       band.onclick = () => pick(i);
-      tell(band, () => words(i, `steps ${side.labels[i]}`));
+      tell(band, () => words(i, sound ? side.labels[i] : `steps ${side.labels[i]}`));
     });
-    side.series.forEach((values, i) => add("polyline", { points: values.map((v, step) => [x(step), v]).filter(([, v]) => Number.isFinite(v)).map(([at, v]) => `${at},${y(v)}`).join(" "), class: "line", style: `fill:none;stroke:var(--${i ? "muted" : "ink"});pointer-events:none` }));
+    side.series.forEach((values, i) => add("polyline", { points: values.map((v, step) => [x(step), v]).filter(([, v]) => Number.isFinite(v)).map(([at, v]) => `${at},${y(v)}`).join(" "), class: "line", style: `fill:none;stroke:var(--${i ? "muted" : "ink"});pointer-events:none` + (sound ? ";stroke-width:1;opacity:.45" : "") }));
     return svg;
   };
   const layouts = new Map();  // places of the nodes of a graph, which do not change

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -124,6 +125,22 @@ class Sounds(Processor):
     def num_simple(self) -> int | None:
         return None if self.rate is None else 4 * SIMPLE_COEFFICIENTS + 1
 
+    @property
+    def spacing(self) -> float:
+        """Seconds from a value that the front end reads to the next. The rate must be known."""
+        assert self.rate is not None
+        return self.step / self.rate
+
+    @property
+    def step(self) -> int:
+        """Samples from a value that the front end reads to the next."""
+        return 1
+
+    @property
+    def frame(self) -> int:
+        """Samples of a value that the front end reads."""
+        return 1
+
     def samples(self, seconds: float) -> int:
         """Return the number of samples in ``seconds``. The rate must be known."""
         assert self.rate is not None
@@ -138,6 +155,10 @@ class Waveform(Sounds, kind="waveform"):
 
     of_samples: ClassVar[bool] = True
     normalise: bool = True
+
+    @property
+    def local(self) -> bool:
+        return not self.normalise and self.seconds is None
 
 
 class LogMel(Sounds, kind="log_mel"):
@@ -183,6 +204,10 @@ class LogMel(Sounds, kind="log_mel"):
     @property
     def fixed(self) -> bool:
         return self.length is not None or super().fixed
+
+    @property
+    def local(self) -> bool:
+        return self.form == "log" and self.normalise != "clip" and not self.fixed
 
     @property
     def frame(self) -> int:
@@ -256,6 +281,18 @@ class OfSound(Placed):
         return (length + 2 * self.border(kernel) - kernel) // stride + 1
 
     @property
+    def reach(self) -> int | None:
+        reach, step = 1, 1
+        for kernel, stride in zip(self.kernels, self.strides, strict=True):
+            reach, step = reach + (kernel - 1) * step, step * stride
+        return reach
+
+    @property
+    def stride(self) -> int:
+        """Number of samples or frames from one position to the next."""
+        return math.prod(self.strides)
+
+    @property
     def least(self) -> int:
         """Number of samples or frames of one position; shorter sounds are padded to it with 0."""
         return self.needed(1)
@@ -309,6 +346,10 @@ class WaveConvolutions(OfSound, kind="wave_convolutions"):
     near_layers: int = Field(default=1, gt=0, le=100, description="number of position convolutions in a row")
     mask_vector: bool = Field(default=False, description="learned vector of masked positions, for pretraining")
     stacked: bool = Field(default=False, description="layer norm without weights after each position convolution")
+
+    @property
+    def reach(self) -> int | None:
+        return None if self.near or self.norms == "first" else super().reach
 
     def problems(self) -> list[Problem]:
         problems = super().problems()

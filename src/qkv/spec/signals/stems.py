@@ -24,6 +24,10 @@ class WaveStem(OfSound, kind="wave_stem"):
     kernels: Seq[Size] = (127, 7, 3)
     strides: Seq[Size] = (64, 3, 2)
 
+    @property
+    def reach(self) -> int | None:
+        return None
+
     def problems(self) -> list[Problem]:
         problems = super().problems()
         if len(self.multiples) != len(self.kernels):
