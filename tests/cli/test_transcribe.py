@@ -57,7 +57,7 @@ def test_a_sound_is_read_from_standard_input(
     folder: Path, expected: Transcript, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(WAV)))
-    assert said(folder, capsys, sound="-") == f"{expected.text}\n"
+    assert said(folder, capsys, "--format", "srt", sound="-") == f"{expected.srt()}\n"
 
 
 @pytest.mark.parametrize(

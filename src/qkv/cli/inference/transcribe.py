@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,12 +19,15 @@ from qkv.system.files import write_file
 
 if TYPE_CHECKING:
     from qkv.report.progress import Progress
+    from qkv.runs.run import Run
 
 EXAMPLES = """\
 qkv transcribe whisper-base/ talk.mp3
 qkv transcribe whisper-base/ talk.mp3 --out talk.srt
 qkv transcribe whisper-base/ talk.mp3 --language de --task translate --format json --word-times
 qkv transcribe whisper-base/ lecture.flac --batch 8 --out lecture.vtt
+qkv transcribe runs/heard - --pcm 16000
+qkv transcribe runs/heard --microphone
 """
 _FORMATS = ("text", "json", "srt", "vtt")
 _SUFFIXES = {".txt": "text"}
@@ -51,7 +54,13 @@ _OPTIONS = SpecOptions(
     },
 )
 
-_Sound = Annotated[str, typer.Argument(metavar="SOUND", help="A sound file; '-' reads one from standard input.")]
+_Sound = Annotated[
+    str | None, typer.Argument(metavar="SOUND", help="A sound file; '-' reads standard input while it arrives.")
+]
+_PCM = Annotated[
+    int | None, typer.Option("--pcm", metavar="HZ", help="Rate of raw 16-bit mono samples on standard input.")
+]
+_Microphone = Annotated[bool, typer.Option("--microphone", help="Listen to the microphone until Ctrl-C.")]
 _Format = Annotated[
     str | None, typer.Option("--format", metavar="text|json|srt|vtt", help="Default: by the suffix of --out, or text.")
 ]
@@ -62,10 +71,12 @@ _Out = Annotated[
 
 def transcribe_command(
     run: ModelFolder,
-    sound: _Sound,
+    sound: _Sound = None,
     format: _Format = None,
     out: _Out = None,
     *,
+    pcm: _PCM = None,
+    microphone: _Microphone = False,
     options: Annotated[dict[str, Any], _OPTIONS],
     copy: Copy = False,
 ) -> None:
@@ -74,18 +85,67 @@ def transcribe_command(
     The model is a published one of Whisper's family, or a run that was trained to transcribe.
     """
     form = _form(format, out)
+    if microphone or sound in (None, "-"):
+        _live(run, sound, form, out, pcm, microphone, options, copy)
+        return
+    if pcm is not None:
+        raise UserError(f"--pcm: {pcm} given for a file; it is the rate of raw samples on standard input, '-'")
     if out is not None:
         output_file("--out", out, sound)
-    if sound != "-" and not Path(sound).is_file():
+    if not Path(sound).is_file():
         raise UserError(f"there is no sound file {sound}")
     with _OPTIONS.errors():
         Transcribing.parse(options)
+    _whole(load_run(run, copy), sound, form, out, options)
+
+
+def _live(
+    run: Path,
+    sound: str | None,
+    form: str,
+    out: Path | None,
+    pcm: int | None,
+    microphone: bool,
+    options: Mapping[str, Any],
+    copy: bool,
+) -> None:
+    """Transcribe standard input or the microphone: as plain text while it arrives, in other forms as a whole."""
+    if microphone and (sound is not None or pcm is not None):
+        raise UserError("a sound and --microphone are given; give one of them")
+    if sound is None and not microphone:
+        raise UserError("no sound given; name a file, '-' for standard input, or --microphone")
+    plain = form == "text" and out is None
+    if microphone and not plain:
+        raise UserError("--microphone writes plain text while it listens; leave --format and --out out")
+    with _OPTIONS.errors():
+        Transcribing.parse(dict(options))
     loaded = load_run(run, copy)
+    import numpy as np
+
+    from qkv.data.records.sounds.streams import microphone_sound, piped_sound
+    from qkv.runs.transcription.streaming import write_stream
+
+    processor: Any = loaded.vocabulary.processor
+    if processor is None or not processor.of_sounds:
+        raise UserError(f"{loaded.folder} does not transcribe: its task is {loaded.recipe.task.kind!r}")
+    stream = microphone_sound(int(processor.rate)) if microphone else piped_sound(sys.stdin.buffer, pcm)
+    if isinstance(stream, bytes):
+        _whole(loaded, stream, form, out, options)
+    elif plain:
+        with suppress(KeyboardInterrupt):
+            write_stream(loaded, stream, lambda piece: typer.echo(piece, nl=False), **options)
+        typer.echo()
+    else:
+        samples = np.concatenate([np.zeros(0, np.float32), *stream.blocks])
+        _whole(loaded, (samples, stream.rate), form, out, options)
+
+
+def _whole(loaded: Run, value: Any, form: str, out: Path | None, options: Mapping[str, Any]) -> None:
+    """Transcribe a sound that is there as a whole."""
     from qkv.report.progress import Progress
     from qkv.runs.transcription.transcribe import transcribe
     from qkv.runs.transcription.transcript import FORMATS
 
-    value: Any = sys.stdin.buffer.read() if sound == "-" else sound
     seconds = _seconds(value)
     progress = Progress("transcribe", round(seconds), "seconds") if seconds >= _LONG else None
     with progress or nullcontext():

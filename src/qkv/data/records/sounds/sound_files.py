@@ -41,7 +41,7 @@ def read_sound(value: Any, rate: int | None = None, longest: float | None = None
         target = native if rate is None else rate
         limit = None if longest is None else round(longest * target)
         read, count, cut = list[np.ndarray](), 0, False
-        for block in _resampled(blocks, native, target):
+        for block in resampled(blocks, native, target):
             read.append(block)
             count += len(block)
             if limit is not None and count > limit:
@@ -61,7 +61,7 @@ def sound_blocks(value: Any, rate: int) -> Iterator[np.ndarray]:
     Raises ``Unusable`` and ``UserError`` as ``read_sound``.
     """
     with _source(value) as (native, blocks):
-        for block in _resampled(blocks, native, rate):
+        for block in resampled(blocks, native, rate):
             if not np.isfinite(block).all():
                 raise Unusable(f"{sound_name(value)} has samples that are no finite numbers")
             yield block
@@ -170,7 +170,7 @@ def _blocks(file: Any, name: str) -> Iterator[np.ndarray]:
             return
 
 
-def _resampled(blocks: Iterator[np.ndarray], native: int, rate: int) -> Iterator[np.ndarray]:
+def resampled(blocks: Iterator[np.ndarray], native: int, rate: int) -> Iterator[np.ndarray]:
     """Yield blocks at ``rate`` Hz, from blocks at ``native`` Hz; by a band-limited filter (soxr, quality HQ)."""
     if native == rate:
         yield from blocks
