@@ -70,6 +70,9 @@ NEEDS: Reasons = {
     "gemma4_text": "embeddings for each layer, keys and values of earlier layers, and keys that are values",
     "hrm_text": "two stacks that alternate in cycles, each with vectors of its own",
     "mllama_text_model": "gated cross-attention to vectors of images in some layers",
+    "lasr_ctc": "linear maps around convolutions over log-mel frames, and constant factors of the residual stream",
+    "moonshine_streaming": "frames of samples that are standardised and compressed (asinh), causal convolutions over "
+    "them, and positions that the decoder adds to what it reads",
     "parakeet_rnnt": "an LSTM over the tokens, and a network that joins it with the frames (RNN-T)",
     "parakeet_tdt": "an LSTM over the tokens, and a network that joins it with the frames and predicts durations (TDT)",
     "mimi": "a decoder of sound with attention before its convolutions, and a quantizer in two parts",
