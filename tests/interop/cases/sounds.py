@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.interop.cases.case import Case
 from transformers import (
     Data2VecAudioConfig,
@@ -34,7 +36,7 @@ SIZES = {
 }
 _SIZES = {**SIZES, "num_conv_pos_embeddings": 2, "conv_pos_kernel_size": 5}
 _CONFORMER = {**SIZES, "conv_depthwise_kernel_size": 5, "hidden_act": "swish", "mask_time_prob": 0.05}
-MOONSHINE = {
+MOONSHINE: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 24,
     "intermediate_size": 22,
@@ -43,7 +45,7 @@ MOONSHINE = {
     "encoder_num_attention_heads": 2,
     "decoder_num_attention_heads": 2,
 }
-_MOONSHINE_BIASED = {
+_MOONSHINE_BIASED: dict[str, Any] = {
     **MOONSHINE,
     "attention_bias": True,
     "tie_word_embeddings": False,
@@ -52,7 +54,7 @@ _MOONSHINE_BIASED = {
     "pad_head_dim_to_multiple_of": 5,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
 }
-PARAKEET = {
+PARAKEET: dict[str, Any] = {
     "hidden_size": 12,
     "num_hidden_layers": 2,
     "num_attention_heads": 3,
@@ -61,7 +63,7 @@ PARAKEET = {
     "subsampling_conv_channels": 6,
     "num_mel_bins": 16,
 }
-_PARAKEET_BARE = {
+_PARAKEET_BARE: dict[str, Any] = {
     **PARAKEET,
     "attention_bias": False,
     "convolution_bias": False,

@@ -203,9 +203,10 @@ class MelConvolutionFrontend(FrameFrontend):
 
     def __init__(self, part: MelConvolutions, stack: Stack, width: int, table: object = None):
         super().__init__(part, stack, width)
-        out = part.vector_width(width)
+        assert part.bins is not None
+        channels = (part.bins, *(part.vector_width(width),) * len(part.kernels))
         self.convolutions = nn.ModuleList(
-            nn.Conv1d(out if i else part.bins, out, kernel, stride, padding=kernel // 2)
+            nn.Conv1d(channels[i], channels[i + 1], kernel, stride, padding=kernel // 2)
             for i, (kernel, stride) in enumerate(zip(part.kernels, part.strides, strict=True))
         )
 

@@ -195,7 +195,10 @@ MOONSHINE = Family(
     names=NAMES,
     prefix="model.",
     ignored_config=_IGNORED,
-    typical={f"{stack}_num_{kind}_heads": 2 for stack in ("encoder", "decoder") for kind in ("attention", "key_value")},
+    typical={
+        "hidden_size": 288,
+        **{f"{stack}_num_{kind}_heads": 8 for stack in ("encoder", "decoder") for kind in ("attention", "key_value")},
+    },
     synonyms={
         "num_key_value_heads": "decoder_num_key_value_heads",
         "num_attention_heads": "decoder_num_attention_heads",
