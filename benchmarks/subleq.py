@@ -4,7 +4,8 @@
 
 A program is a memory of random words and a random counter, which changes its own instructions. It counts as equal if
 every word of every row equals the interpreter's. The second table lowers the sharpness of the softmax towards the
-bound, at which the addressed cell has half of the weight.
+bound, at which the addressed cell has half of the weight. The third one is of the recipe ``subleq``, a model that is
+trained to do the same: what is recorded in its file, beside the machine of as many cells.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from pathlib import Path
 
 import torch
 
+import qkv
 from qkv.report.table import print_table
+from qkv.spec.tasks import Subleq
 from qkv.theory.subleq.interpreter import next_row
 from qkv.theory.subleq.machine import SHARPNESS, SubleqMachine, addressed_weight
 from side_by_side import parser, say_where, write_table
@@ -53,6 +56,24 @@ def equal_programs(machine: SubleqMachine, rows: torch.Tensor, steps: int) -> in
             right &= (after == torch.tensor(expected)).all(-1)
         total += int(right.sum())
     return total
+
+
+def imitation(programs: int) -> tuple[list[str], list[list[str]], str]:
+    """Columns, rows and note: recorded figures of the trained model, and programs that the machine carries out."""
+    recipe = qkv.read_recipe("subleq")
+    task, result = recipe.task, recipe.result
+    assert isinstance(task, Subleq)
+    assert result is not None
+    machine, random, rows = SubleqMachine(task.bits), random_rows(programs, task.bits, seed=7), list[list[str]]()
+    for steps in sorted({1, *task.instructions}):
+        name = "exact_match" if steps == 1 else f"exact_match_after_{steps}"
+        learned = result.figures["test"][name].mean
+        rows.append([str(steps), f"{100 * learned:.2f} %", f"{equal_programs(machine, random, steps)} of {programs}"])
+    note = (
+        f"{task.size} cells, {recipe.model.rounds} rounds of one block of width {recipe.model.width}, trained for "
+        f"{result.minutes:.1f} minutes on {recipe.training.steps * recipe.training.batch_size:,} random states."
+    )
+    return ["instructions", "trained: right states", "by hand: equal programs"], rows, note
 
 
 def sharpness_for(bits: int, weight: float) -> float:
@@ -103,10 +124,13 @@ def main() -> None:
     names = [f"{name}, {what}" for name in DTYPES for what in ("worst memories", "random programs")]
     head = ["weight above 1/2", "sharpness", *names]
     print_table(f"exactness by sharpness, {bits} bits", head, edge)
+    learned = imitation(4 if given.smoke else 512)
+    print_table("a model that is trained", *learned[:2])
     if given.write:
         note = f"{given.programs:,} programs of {given.steps} instructions each."
         write_table(given.write, "subleq: benchmarks/subleq.py", columns, rows, note)
         write_table(given.write, "sharpness: benchmarks/subleq.py", head, edge, f"{bits} bits.")
+        write_table(given.write, "imitation: benchmarks/subleq.py", *learned)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ TABLES: dict[str, tuple[Row, ...]] = {
         Row("wikitext2_skip_gram", "skip-gram vectors of 20,000 words", _ANALOGIES),
         Row("wikitext2_cbow", "CBOW vectors of 20,000 words", _ANALOGIES),
         Row("sorting", "sorting ten numbers from 0 to 99 with an encoder", ("of rows correct",)),
+        Row("subleq", "one instruction of SUBLEQ on 8 cells, a looped encoder", ("of rows correct",)),
         Row("recall_attention", "delayed recall over 1 to 128 tokens with attention", _RIGHT),
         Row("recall_lstm", "… with an LSTM", _RIGHT),
         Row("recall_gru", "… with a GRU", _RIGHT),

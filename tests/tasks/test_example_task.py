@@ -112,6 +112,7 @@ def test_a_vocabulary_that_was_kept_is_used_again(task: str, tmp_path: Path) -> 
 
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "sorting": ("sorting(length=3, high=4)", {**SEES_ALL, "head": "tokens"}),
+    "subleq": ("subleq(bits=2)", {**SEES_ALL, "head": "tokens"}),
     "recall": ("recall(distances=[1, 2])", {"head": "classification(pooling=last)"}),
     "associative_recall": ("associative_recall(sizes=[2])", {"head": "tokens"}),
     "copying": ("copying(sizes=[2])", {"head": "tokens"}),
@@ -123,13 +124,15 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+GENERATED = ("sorting", "subleq", "recall", "associative_recall", "copying")
+"""Tasks that generate their own data."""
+
+
 @pytest.mark.parametrize("name", ASKED)
 def test_every_task_asks_for_a_text(name: str, tmp_path: Path) -> None:
     task, model = ASKED[name]
     words = "word_list(60, min_frequency=1)" if name == "skip_gram" else BYTE_PAIRS
-    recipe = recipe_of(
-        task, model, None if name in ("sorting", "recall", "associative_recall", "copying") else tmp_path, words
-    )
+    recipe = recipe_of(task, model, None if name in GENERATED else tmp_path, words)
     made, dataset, model_made = opened(recipe)
     with pytest.raises(UserError, match=r"text: \['a'\] is not a text"):
         made.predict(model_made, dataset.vocabulary, dataset.recipe, [{"text": ["a"]}])

@@ -421,6 +421,35 @@ class Sorting(Generated, kind="sorting"):
         return [Problem(("head",), sentence)]
 
 
+class Subleq(Generated, kind="subleq"):
+    """State of a SUBLEQ computer after one instruction, from its memory of 2^bits cells and its program counter.
+
+    A model that sees all positions predicts the next value of each. What it learns, weights set by hand compute exactly
+    (Giannou et al. 2023).
+    """
+
+    bits: int = Field(default=3, ge=2, le=8, description="bits of a word; the memory has 2^bits cells")
+    instructions: Seq[int] = Field(
+        default=(4, 16), description="evaluate after these numbers of instructions too, each on the model's last row"
+    )
+
+    head: ClassVar[str] = "tokens"
+
+    @property
+    def size(self) -> int:
+        """Number of cells."""
+        return 1 << self.bits
+
+    def problems(self) -> list[Problem]:
+        wrong = next((count for count in self.instructions if count < 1), None)
+        return [] if wrong is None else [Problem(("instructions",), f"{wrong} given, but at least 1 is carried out")]
+
+    def model_problems(self, model: Model) -> list[Problem]:
+        if not model.decodes:
+            return []
+        return [Problem(("blocks",), "the next state of a cell depends on later ones; use branches that see them all")]
+
+
 class Recall(Generated, kind="recall"):
     """Recall a symbol after a number of filler tokens; accuracy by this distance measures a model's memory.
 

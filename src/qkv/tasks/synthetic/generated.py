@@ -19,7 +19,7 @@ from qkv.spec.recipe import Recipe
 from qkv.spec.tokenizers import WordList
 from qkv.system.errors import UserError
 from qkv.tasks.dataset import HELD_OUT, Dataset, with_vocabulary
-from qkv.tasks.task import Observed, Task
+from qkv.tasks.task import Observed, Task, Totals
 from qkv.tokenizers.tokenizer import Tokenizer
 from qkv.tokenizers.train import train
 
@@ -91,6 +91,21 @@ def observed_answers(model: Transformer, batch: Batch) -> Observed:
     right = (model.head.decode(logits, mask) == batch.targets) & mask
     rows = list(zip(right.sum(1).tolist(), mask.sum(1).tolist(), strict=True))
     return Observed(model.head.loss(logits, batch.targets), batch.num_targets, rows)
+
+
+def row_figures(seen: Totals) -> dict[str, float]:
+    """Return the loss of an answer, the share of rows whose answers are all right, and the share of right answers."""
+    return {
+        "loss": seen.loss / max(1, seen.count),
+        "exact_match": sum(right == total for right, total in seen.outcomes) / max(1, len(seen.outcomes)),
+        "token_accuracy": sum(right for right, _ in seen.outcomes) / max(1, seen.count),
+    }
+
+
+def in_words(lines: Sequence[str], answers: Sequence[str], expected: np.ndarray) -> str:
+    """Return what a model was given, its answers, and in parentheses the right ones, for people to read."""
+    triples = zip(lines, answers, expected.tolist(), strict=True)
+    return "\n".join(f"{line}\n→ {answer}\n  ({' '.join(map(str, row))})" for line, answer, row in triples)
 
 
 def known_ids(tokenizer: Tokenizer, text: str, symbols: str) -> list[int]:

@@ -27,7 +27,15 @@ from qkv.spec.tasks import Sorting
 from qkv.system.errors import UserError
 from qkv.tasks.dataset import HELD_OUT, Dataset
 from qkv.tasks.example_task import text_in
-from qkv.tasks.synthetic.generated import Draw, GeneratedTask, ids_of, observed_answers, tokenizer_of
+from qkv.tasks.synthetic.generated import (
+    Draw,
+    GeneratedTask,
+    ids_of,
+    in_words,
+    observed_answers,
+    row_figures,
+    tokenizer_of,
+)
 from qkv.tasks.task import Evaluation, Observed, Scale, Totals
 
 ROWS = 512
@@ -78,12 +86,7 @@ class SortingTask(GeneratedTask):
         return observed_answers(model, batch)
 
     def figures(self, seen: Totals, scale: Scale) -> dict[str, float]:
-        rows = max(1, len(seen.outcomes))
-        return {
-            "loss": seen.loss / max(1, seen.count),
-            "exact_match": sum(right == total for right, total in seen.outcomes) / rows,
-            "token_accuracy": sum(right for right, _ in seen.outcomes) / max(1, seen.count),
-        }
+        return row_figures(seen)
 
     def evaluate(self, model: Any, dataset: Dataset, split: str, seen: Totals, recipe: Recipe) -> Evaluation:
         spec, limit, notes = self.spec, model.limit, []
@@ -145,8 +148,7 @@ class SortingTask(GeneratedTask):
         numbers, ranked = sorting_batch(random(0, HELD_OUT), 3, self.spec.length, self.spec.high)
         lines = [" ".join(map(str, row)) for row in numbers.tolist()]
         answers = self.predict(model, dataset.vocabulary, recipe, [{"text": line} for line in lines])
-        triples = zip(lines, answers, ranked.tolist(), strict=True)
-        return "\n".join(f"{line}\n→ {a['answer']}\n  ({' '.join(map(str, row))})" for line, a, row in triples)
+        return in_words(lines, [answer["answer"] for answer in answers], ranked)
 
 
 def _positions(length: int, writes: bool) -> int:
