@@ -6,7 +6,7 @@
 A kind is a task for which transformers registers model types. The reference is eager attention in fp32.
 
     equal      every form of input is within 1e-4 of the largest logit: whole rows, rows of two lengths, one step after
-               a prefill
+               a prefill; see family_sounds.py for models of sound
     wrong      some form is not
     refused    qkv raises ``UserError``, whose sentence says what the model would need
     crash      qkv raises another error
@@ -29,7 +29,7 @@ import os
 import random
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ from family_checkpoints import (
     random_changes,
     reference,
 )
+from family_sounds import TEXT_ALONE, answer
+from qkv.interop.load import load_published
 from qkv.report.table import print_table
 from side_by_side import parser, say_where, write_table
 
@@ -61,8 +63,14 @@ TITLES = {
     "masked": "Masked language models",
     "seq2seq": "Encoder–decoders",
     "image": "Image classifiers",
+    "ctc": "Recognition of speech by CTC",
+    "speech": "Speech to text",
+    "sound": "Classifiers of sounds",
+    "encoder": "Encoders of sounds",
+    "codec": "Codecs of sounds",
+    "speaker": "Text to sound",
 }
-SMOKE = ("gpt2", "bert")
+SMOKE = ("gpt2", "bert", "wav2vec2", "dac")
 
 
 class TimeUp(BaseException):
@@ -97,29 +105,52 @@ def compare(kind: Kind, name: str, changes: Keys) -> Result:
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         try:
             model, config = build(kind, name, changes)
-            theirs = reference(kind, model, config)
             model.save_pretrained(folder)
             add_processor(name, image_side(config), Path(folder))
+            theirs = reference(kind, model, config)
         except Exception as error:
             sentence = " ".join(f"{type(error).__name__}: {error}".removeprefix("NotBuilt: ").split())
-            return Result("not built", sentence[:200])
+            return _refusal(kind, folder) or Result("not built", sentence[:200])
         if not torch.isfinite(theirs.logits).all():
             return Result("not built", "the logits of transformers are not finite")
-        if difference(theirs.logits, model(**theirs.arguments).logits) > TOLERANCE:
+        if difference(theirs.logits, answer(model(**theirs.arguments))) > TOLERANCE:
             return Result("flaky")
         return _compare_folder(kind, theirs, folder)
+
+
+def _model(kind: Kind, folder: str) -> Any:
+    """Model of a folder; of a sound it reads waveforms or spectrograms, so it needs no processor."""
+    return load_published(folder).model if kind.hears else qkv.load(folder).model
+
+
+def _refusal(kind: Kind, folder: str) -> Result | None:
+    """Result of a checkpoint that transformers does not run here, if it was written and qkv refuses it; else None."""
+    try:
+        if Path(folder, "config.json").exists():
+            _model(kind, folder)
+    except qkv.UserError as error:
+        return Result("refused", str(error).replace(folder, "FOLDER")[:400])
+    except Exception:
+        return None
+    return None
 
 
 def _compare_folder(kind: Kind, theirs: Reference, folder: str) -> Result:
     errors = dict[str, float]()
     try:
-        model = qkv.load(folder).model
+        model = _model(kind, folder)
         for form, expected, result in kind.forms(theirs, model):
             errors[form] = float(f"{difference(expected, result):.1e}")
     except qkv.UserError as error:
         return Result("refused", str(error).replace(folder, "FOLDER")[:400])
     except Exception as error:
         return Result("crash", f"{type(error).__name__}: {str(error)[:200]}")
+    if list(errors) == [TEXT_ALONE]:
+        return Result(
+            "refused",
+            f"it needs: an encoder of sound whose vectors stand among those of the tokens; its "
+            f"model of text alone differs by {errors[TEXT_ALONE]:.0e}",
+        )
     equal = all(error <= TOLERANCE for error in errors.values())
     return Result("equal" if equal else "wrong", errors=errors, notes=theirs.notes)
 
@@ -200,24 +231,64 @@ def _counted(results: Sequence[Result]) -> list[str]:
 
 
 def write(page: Path, families: dict[str, dict[str, Family]]) -> None:
-    """Write the tables of ``families`` to ``page``."""
-    columns = ["kind", *VERDICTS, "all"]
-    write_table(page, "verdicts: families.py", columns, summary(families))
+    """Write the tables of ``families`` to ``page``, and its table of verdicts from all that it then holds.
+
+    Rows of other model types and tables of other kinds stay as they are, so that a page may come from several runs.
+    """
     for kind, rows in families.items():
-        equal = [_equal_row(name, row) for name, row in rows.items() if row.result.verdict == "equal"]
-        write_table(page, f"{kind} equal: families.py", ["model type", "largest error", "variants"], equal)
+        hears = ["forms"] if KINDS[kind].hears else []
+        equal = [_equal_row(name, row, hears) for name, row in rows.items() if row.result.verdict == "equal"]
+        columns = ["model type", *hears, "largest error", "variants"]
         other = [
             [f"`{name}`", row.result.verdict, _cell(row.result.shown)]
             for name, row in rows.items()
             if row.result.verdict != "equal"
         ]
+        equal, other = (
+            _merged(page, f"{kind} {part}", kind, rows, new) for part, new in (("equal", equal), ("other", other))
+        )
+        write_table(page, f"{kind} equal: families.py", columns, equal)
         write_table(page, f"{kind} other: families.py", ["model type", "verdict", "why"], other)
+    write_table(page, "verdicts: families.py", ["kind", *VERDICTS, "all"], _page_summary(page))
 
 
-def _equal_row(name: str, row: Family) -> list[str]:
+def _merged(page: Path, table: str, kind: str, compared: Container[str], new: list[list[str]]) -> list[list[str]]:
+    """Rows ``new``, and those of a table of a page whose model types were not ``compared`` now."""
+    kept = [
+        row for row in _rows(page, table) if (name := row[0].strip("`")) in KINDS[kind].names and name not in compared
+    ]
+    return sorted([*kept, *new])
+
+
+def _equal_row(name: str, row: Family, hears: Sequence[str]) -> list[str]:
     counts = collections.Counter(result.verdict for _, result in row.variants)
     listed = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-    return [f"`{name}`", f"{max(row.result.errors.values()):.0e}", listed]
+    forms = [", ".join(row.result.errors)] if hears else []
+    return [f"`{name}`", *forms, f"{max(row.result.errors.values()):.0e}", listed]
+
+
+def _page_summary(page: Path) -> list[list[str]]:
+    """Rows of the table of verdicts, counted in the other tables of a page; see ``summary``."""
+    totals, drawn = dict[str, collections.Counter[str]](), collections.Counter[str]()
+    for kind, title in TITLES.items():
+        equal, other = (_rows(page, f"{kind} {part}") for part in ("equal", "other"))
+        totals[title] = collections.Counter([*("equal" for _ in equal), *(row[1] for row in other)])
+        for row in equal:
+            for each in filter(None, row[-1].split(", ")):
+                count, _, verdict = each.partition(" ")
+                drawn[verdict] += int(count)
+    totals["Variants"] = drawn
+    return [
+        [title, *(str(counts[verdict]) for verdict in VERDICTS), str(counts.total())]
+        for title, counts in totals.items()
+    ]
+
+
+def _rows(page: Path, name: str) -> list[list[str]]:
+    """Rows of a table of a page, below its two first lines."""
+    text = page.read_text(encoding="utf-8").partition(f"<!-- table {name}: families.py -->")[2]
+    lines = [line for line in text.partition("<!-- end of table")[0].splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 
 
 def _cell(sentence: str) -> str:
@@ -238,7 +309,7 @@ def main() -> None:
     options.add_argument("--json", type=Path, help="file for all results")
     arguments = options.parse_args()
     if arguments.smoke:
-        arguments.kind, arguments.only, arguments.variants = ["causal", "masked"], list(SMOKE), 1
+        arguments.kind, arguments.only, arguments.variants = ["causal", "masked", "ctc", "codec"], list(SMOKE), 1
     say_where("transformers")
     logging.disable(logging.ERROR)
     torch.set_num_threads(1)

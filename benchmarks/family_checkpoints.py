@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 import family_sizes as sizes
+import family_sounds as sounds
 import qkv
 
 TOLERANCE = 1e-4
@@ -61,13 +62,18 @@ class Kind:
 
     mapping: str
     forms: Callable[[Reference, Any], Iterator[Form]]
+    hears: bool = False
+    more: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
 
     @property
     def names(self) -> dict[str, str]:
         """Name of the first model class of each model type."""
         from transformers.models.auto import modeling_auto
 
-        registered = getattr(modeling_auto, self.mapping)
+        registered, every = getattr(modeling_auto, self.mapping), modeling_auto.MODEL_MAPPING_NAMES
+        chosen = {**registered, **{name: every[name] for name in self.more}}
+        registered = {name: registered[name] for name in self.only} or chosen
         return {name: each if isinstance(each, str) else each[0] for name, each in registered.items()}
 
 
@@ -79,7 +85,8 @@ def value(config: Any, name: str) -> Any:
 
 def small(config_class: Any, keys: Keys | None = None, full: Any = None) -> Keys:
     """Keys of a small config of ``config_class``, with ``keys`` among them. full: config of a part at its full size."""
-    special = {**sizes.FAMILIES.get(config_class.model_type, {}), **(keys or {})}
+    kind = config_class.model_type
+    special = {**sizes.FAMILIES.get(kind, {}), **sounds.FAMILIES.get(kind, {}), **(keys or {})}
     is_part, plain = full is not None, None
     small_keys: Keys = {"model_type": config_class.model_type} if is_part else {}
     absent = {name for name in special if special[name] is None}
@@ -182,7 +189,7 @@ def reference(kind: Kind, model: Any, config: Any) -> Reference:
     for arguments in _arguments(kind, config, names, generator):
         if arguments.keys() <= names.keys():
             try:
-                return Reference(model, arguments, model(**arguments).logits)
+                return Reference(model, arguments, sounds.answer(model(**arguments)))
             except Exception as error:
                 reasons.append(f"{type(error).__name__}: {error}")
     raise NotBuilt(reasons[0] if reasons else "no arguments are known with which transformers runs it")
@@ -190,6 +197,8 @@ def reference(kind: Kind, model: Any, config: Any) -> Reference:
 
 def _arguments(kind: Kind, config: Any, names: typing.Container[str], generator: torch.Generator) -> list[Keys]:
     """Usual arguments of the models of a kind."""
+    if kind.hears:
+        return sounds.sound_arguments(names, generator)
     if kind is KINDS["image"]:
         side = image_side(config)
         pixels = torch.randn(2, value(config, "num_channels") or 3, side, side, generator=generator)
@@ -293,11 +302,22 @@ def image_forms(reference: Reference, model: Any) -> Iterator[Form]:
     yield "whole images", reference.logits, model(qkv.Signal(pixels))[0]
 
 
+def sound_forms(reference: Reference, model: Any) -> Iterator[Form]:
+    """Compare models that hear."""
+    return sounds.sound_forms(reference, model, _consistent)
+
+
 KINDS = {
     "causal": Kind("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", text_forms),
     "masked": Kind("MODEL_FOR_MASKED_LM_MAPPING_NAMES", text_forms),
     "seq2seq": Kind("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", text_forms),
     "image": Kind("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", image_forms),
+    "ctc": Kind("MODEL_FOR_CTC_MAPPING_NAMES", sound_forms, hears=True),
+    "speech": Kind("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", sound_forms, hears=True),
+    "sound": Kind("MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES", sound_forms, hears=True),
+    "encoder": Kind("MODEL_MAPPING_NAMES", sound_forms, hears=True, only=sounds.ENCODERS),
+    "codec": Kind("MODEL_FOR_AUDIO_TOKENIZATION_NAMES", sounds.codec_forms, hears=True, more=sounds.CODECS),
+    "speaker": Kind("MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES", sound_forms, hears=True, more=sounds.SPEAKERS),
 }
 
 

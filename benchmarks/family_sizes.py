@@ -143,7 +143,7 @@ FAMILIES = {
 }  # fmt: skip
 ATTENTION = {"falcon": "sdpa"}  # eager attention adds Falcon's ALiBi twice
 UNCACHED = ("fsmt",)  # with a cache, its pass over whole rows has no causal mask
-CONSTANT = ("inv_freq", "final_logits_bias")  # buffers that no published checkpoint has trained
+CONSTANT = ("inv_freq", "final_logits_bias", "inited", "initialized")  # buffers that no checkpoint has trained
 
 OLD = {"rope_theta": 5000.0, "original_max_position_embeddings": 32}
 CHOICES = {

@@ -21,6 +21,7 @@ SHARED = {
     "peer_process",
     "family_checkpoints",
     "family_sizes",
+    "family_sounds",
 }
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in SHARED)
 
@@ -41,7 +42,18 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "encode": ("left out: onnxruntime", "BERT-base, 8 × 128, fp32", "ViT-B/16, batch 8, 224 × 224, bf16"),
     "defaults": ("default and strong baseline", "strong baseline", "kept (runs)", "rings"),
     "estimates": ("performer", "exponent", "orthogonal", "hyper", "mean of the values", "speed, 64 samples"),
-    "families": ("gpt2", "equal", "bert", "equal", "model types by verdict", "Variants"),
+    "families": (
+        "gpt2",
+        "equal",
+        "bert",
+        "equal",
+        "wav2vec2",
+        "equal",
+        "dac",
+        "waveform",
+        "model types by verdict",
+        "Variants",
+    ),
     "finetuning": ("accuracy on the test split", "unmerged", "lora", "whole", "the table and the curves are in"),
     "graphs": ("classification of graphs and nodes", "chosen", "logistic regression on tags"),
     "gpu": ("training, bf16, cpu", "utilisation", "attention, bf16", "FlexAttention", "decoding, bf16"),

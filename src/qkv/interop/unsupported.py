@@ -6,6 +6,10 @@ from qkv.interop.mapping.names import Reasons
 
 _STAGES = "stages of blocks over ever coarser grids of patches"
 _CONVOLUTIONS = "a network of 2-D convolutions"
+_HEARD = "an encoder of sound whose vectors stand among those of the tokens"
+_SPECTRUM = "an encoder like Whisper's"
+_CONFORMER = "Conformer blocks over log-mel frames that 2-D convolutions shorten"
+_SUMMED = "several codebooks of sound at each position, whose vectors are added"
 _INDEXER = "latent attention to keys that an indexer selects"
 
 NEEDS: Reasons = {
@@ -75,7 +79,76 @@ NEEDS: Reasons = {
     "them, and positions that the decoder adds to what it reads",
     "parakeet_rnnt": "an LSTM over the tokens, and a network that joins it with the frames (RNN-T)",
     "parakeet_tdt": "an LSTM over the tokens, and a network that joins it with the frames and predicts durations (TDT)",
-    "mimi": "a decoder of sound with attention before its convolutions, and a quantizer in two parts",
+    **dict.fromkeys(("mimi_encoder", "mimi_decoder"), "the other half of Mimi"),
+    "granite_speech5_ctc": "Conformer blocks that attend within blocks of frames and read their own guesses",
+    "granite_speech5_encoder": "Conformer blocks that attend within blocks of frames and read their own guesses",
+    **dict.fromkeys(("lasr_ctc", "lasr_encoder"), "Conformer blocks with RoPE over log-mel frames that are shortened"),
+    "nemotron_asr_streaming_encoder": f"{_CONFORMER}, with causal convolutions and chunks of attention",
+    "nemotron_asr_streaming": f"{_CONFORMER}, with causal convolutions and chunks of attention, and a transducer",
+    **dict.fromkeys(("canary", "cohere_asr"), f"{_CONFORMER}, before a decoder of text"),
+    "sew": "blocks over fewer positions than the front end gives, and a map back to all of them",
+    "sew-d": "blocks of DeBERTa over fewer positions than the front end gives, and a map back to all of them",
+    "wav2vec2-bert": "Conformer blocks over pairs of log-mel frames, with a learned vector for each distance of keys",
+    "audioflamingo3_encoder": f"{_SPECTRUM}, with a mean of two vectors at its end",
+    "qwen2_audio_encoder": f"{_SPECTRUM}, with a mean of two vectors at its end",
+    "voxtral_encoder": f"{_SPECTRUM} without its decoder",
+    "moss_transcribe_diarize_audio": f"{_SPECTRUM} without its decoder",
+    "glmasr_encoder": f"{_SPECTRUM} without its decoder, with RoPE",
+    "qwen3_asr_encoder": f"{_SPECTRUM} over chunks of frames that 2-D convolutions shorten",
+    "voxtral_realtime_encoder": "causal blocks with RoPE and a window over log-mel frames",
+    "fun_asr_nano_encoder": "attention beside a convolution of its values (FSMN) over stacked log-mel frames",
+    "gemma3n_audio": "Conformer blocks with attention to chunks of frames, and norms over all frames so far",
+    "gemma4_audio": "Conformer blocks with attention to chunks of frames",
+    "nemotron3_diarization_audio": "blocks with RoPE over stacked log-mel frames",
+    "muse_spark_audio": "stages of convolutions over ever shorter rows, before blocks",
+    "pe_audio_encoder": "the encoder of DAC before blocks with RoPE",
+    **dict.fromkeys(
+        ("SeamlessM4TForSpeechToText", "SeamlessM4Tv2ForSpeechToText"),
+        "an encoder of Conformer blocks over log-mel frames, with an adapter that shortens rows",
+    ),
+    **dict.fromkeys(
+        ("SeamlessM4TForTextToSpeech", "SeamlessM4Tv2ForTextToSpeech"),
+        "a second model from text to units of sound, and a vocoder of units (HiFi-GAN)",
+    ),
+    "fun_asr_nano": _HEARD,
+    "dia": f"{_SUMMED}, and their guidance by a second pass without the text",
+    "kyutai_speech_to_text": _SUMMED,
+    "moonshine_streaming": "frames of samples with a learned compression, causal convolutions, and windows that look "
+    "ahead",
+    "pop2piano": "T5's blocks after log-mel frames and a vector of the composer",
+    "speech-encoder-decoder": "an encoder of any family of speech beside a decoder of any family of text",
+    "speech_to_text": "convolutions with gates over log-mel frames before BART's blocks",
+    "speecht5": "blocks that speech and text share, with networks before and behind them, and a vocoder (HiFi-GAN)",
+    "vibevoice": f"{_HEARD}, and latents of sound that diffusion draws",
+    **dict.fromkeys(
+        (
+            "vibevoice_acoustic_tokenizer",
+            "vibevoice_acoustic_tokenizer_encoder",
+            "vibevoice_acoustic_tokenizer_decoder",
+        ),
+        "stages of depthwise convolutions and feed-forward networks between sound and latents without a codebook",
+    ),
+    "neucodec": "features of a second encoder (wav2vec 2.0) beside DAC's, and a decoder of spectra (inverse STFT)",
+    "xcodec2": "features of a second encoder (wav2vec 2.0) beside DAC's, and a decoder of spectra (inverse STFT)",
+    "xcodec": "features of a second encoder (HuBERT) beside DAC's, joined before one quantizer",
+    "higgs_audio_v2_tokenizer": "features of a second encoder (HuBERT) beside DAC's, joined before one quantizer",
+    "pocket_tts_audio_tokenizer": "Mimi's networks with latents without a codebook",
+    "pocket_tts": "latents of sound that a flow draws after a text, and Mimi's networks without a codebook",
+    "gradium_phonon_tts": "latents of sound that a flow draws after a text, and Mimi's networks without a codebook",
+    **dict.fromkeys(("musicgen", "musicgen_melody"), f"{_SUMMED}, after a text that T5's encoder reads"),
+    "bark": "three models in turn, from text to coarse and fine codes of EnCodec",
+    "csm": f"{_SUMMED}, and a second decoder over the codebooks of a position",
+    "fastspeech2_conformer": "Conformer blocks with predicted durations, pitch and energy, which make a spectrogram",
+    "fastspeech2_conformer_with_hifigan": "Conformer blocks with predicted durations, pitch and energy, and a vocoder "
+    "(HiFi-GAN)",
+    "higgs_audio_v2": f"{_SUMMED}, and feed-forward networks of their own for sound",
+    "univnet": "convolutions with kernels computed from the spectrogram (a vocoder)",
+    "vits": "values with a vector for each distance, durations drawn by a flow of splines, a flow of WaveNet "
+    "couplings, and a vocoder (HiFi-GAN)",
+    **dict.fromkeys(
+        ("qwen2_5_omni", "qwen3_omni_moe"),
+        f"{_HEARD}, a second model that speaks its text as codes, and a vocoder",
+    ),
     "moshi": "several codebooks of sound at each position",
     "musicgen_decoder": "several codebooks of sound at each position",
     "musicgen_melody_decoder": "several codebooks of sound at each position",
