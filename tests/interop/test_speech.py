@@ -13,6 +13,10 @@ from torch import Tensor
 from transformers import (
     HubertConfig,
     HubertForCTC,
+    UniSpeechConfig,
+    UniSpeechForCTC,
+    UniSpeechSatConfig,
+    UniSpeechSatForSequenceClassification,
     Wav2Vec2Config,
     Wav2Vec2CTCTokenizer,
     Wav2Vec2ForCTC,
@@ -42,6 +46,11 @@ MODELS: dict[str, tuple[type[Any], Any]] = {
     "wav2vec2, body": (Wav2Vec2Model, Wav2Vec2Config(**{**SIZES, "num_conv_pos_embeddings": 5, "mask_time_prob": 0.1})),
     "wav2vec2, classes": (Wav2Vec2ForSequenceClassification, Wav2Vec2Config(**SIZES, classifier_proj_size=6)),
     "hubert": (HubertForCTC, HubertConfig(**SIZES, feat_proj_layer_norm=False)),
+    "unispeech": (UniSpeechForCTC, UniSpeechConfig(**SIZES)),
+    "unispeech-sat, layer norms": (
+        UniSpeechSatForSequenceClassification,
+        UniSpeechSatConfig(**SIZES, **LAYER, classifier_proj_size=5),
+    ),
     "wavlm": (WavLMForCTC, WavLMConfig(**SIZES, num_buckets=8, max_bucket_distance=9)),
     "wavlm, layer norms": (WavLMForCTC, WavLMConfig(**SIZES, **LAYER, num_buckets=12, max_bucket_distance=20)),
     "hubert, layer norms": (HubertForCTC, HubertConfig(**SIZES, **LAYER)),

@@ -1,4 +1,4 @@
-"""wav2vec 2.0 (Baevski et al. 2020), HuBERT (Hsu et al. 2021), WavLM (Chen et al. 2022) and data2vec-audio (2022).
+"""wav2vec 2.0 (Baevski et al. 2020), HuBERT (Hsu et al. 2021), WavLM (Chen et al. 2022), data2vec-audio and UniSpeech.
 
 Strided convolutions over samples, a convolution that gives position vectors, then blocks of BERT's or GPT-2's order.
 """
@@ -336,7 +336,7 @@ def pretraining(ignored: Reasons | None = None) -> Architecture:
     return Architecture(lambda config: VectorsHead(), lambda head: None, (), {**parts, **quantiser, **(ignored or {})})
 
 
-def _family(name: str, kind: str, stem: str, form: WaveForm, pretrains: bool = False) -> Family:
+def _family(name: str, kind: str, stem: str, form: WaveForm, pretrains: bool = False, base: str = "") -> Family:
     return Family(
         name=name,
         model_types=(kind,),
@@ -352,6 +352,7 @@ def _family(name: str, kind: str, stem: str, form: WaveForm, pretrains: bool = F
         prefix=form.body,
         ignored_config=IGNORED_CONFIG,
         older=OLDER,
+        base=base,
     )
 
 
@@ -361,5 +362,9 @@ WAVLM = _family("WavLM", "wavlm", "WavLM", WaveForm("wavlm.", gated=True))
 DATA2VEC = _family(
     "data2vec-audio", "data2vec-audio", "Data2VecAudio", WaveForm("data2vec_audio.", stacked=True, orders=False)
 )
+UNISPEECH = _family("UniSpeech", "unispeech", "UniSpeech", WaveForm("unispeech."), base=WAV2VEC2.name)
+UNISPEECH_SAT = _family(
+    "UniSpeech-SAT", "unispeech-sat", "UniSpeechSat", WaveForm("unispeech_sat."), base=WAV2VEC2.name
+)
 
-register(WAV2VEC2, HUBERT, WAVLM, DATA2VEC)
+register(WAV2VEC2, HUBERT, WAVLM, DATA2VEC, UNISPEECH, UNISPEECH_SAT)
