@@ -22,7 +22,7 @@ from qkv.spec.model import Block, Encoder, Latents, Model, Queries, Text
 from qkv.spec.models import cross
 from qkv.spec.models.blocks import DepthAverage
 from qkv.spec.models.forecasts import Gaussian, Point, Quantiles, StudentT
-from qkv.spec.models.quantizers import ProjectedQuantizer, ResidualQuantizer, ScalarQuantizer
+from qkv.spec.models.quantizers import ProjectedQuantizer, ResidualQuantizer, ScalarQuantizer, SplitQuantizer
 from qkv.spec.position_wise import memory_layer
 from qkv.spec.position_wise.experts import BalanceBias, BalanceLoss, MixtureOfExperts
 from qkv.spec.position_wise.product_keys import ProductKeyMemory
@@ -387,6 +387,7 @@ HEADS: dict[type[heads.Head], st.SearchStrategy[Any]] = {
                 ScalarQuantizer(codebooks=2, levels=(3, 4)),
                 ResidualQuantizer(codes=5),
                 ProjectedQuantizer(codes=5, code_width=3),
+                SplitQuantizer(codebooks=3, codes=5, code_width=3),
             ]
         ),
         network=st.just(SeaNet(channels=4, strides=(2,))),

@@ -1,4 +1,4 @@
-"""EnCodec and DAC against the transformers library: vectors, codes and waveforms of random models, both ways."""
+"""EnCodec, DAC and Mimi against the transformers library: vectors, codes and waveforms of random models, both ways."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AutoFeatureExtractor,
     DacConfig,
     DacFeatureExtractor,
     DacModel,
     EncodecConfig,
     EncodecFeatureExtractor,
     EncodecModel,
+    MimiConfig,
+    MimiModel,
 )
 
 import qkv
@@ -40,6 +43,23 @@ DAC = {
     "codebook_size": 16,
     "codebook_dim": 3,
 }
+MIMI = {
+    "num_filters": 4,
+    "hidden_size": 12,
+    "upsampling_ratios": [3, 2],
+    "upsample_groups": 12,
+    "codebook_size": 16,
+    "codebook_dim": 5,
+    "vector_quantization_hidden_dimension": 5,
+    "num_quantizers": 4,
+    "num_hidden_layers": 2,
+    "intermediate_size": 14,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 6,
+    "sliding_window": 5,
+    "sampling_rate": 6000,
+}
 CASES: dict[str, tuple[type[Any], Any, int]] = {
     "encodec": (EncodecModel, EncodecConfig(**ENCODEC), 101),
     "encodec-both-sides": (
@@ -56,6 +76,25 @@ CASES: dict[str, tuple[type[Any], Any, int]] = {
         5,
     ),
     "dac": (DacModel, DacConfig(**DAC), 120),
+    "mimi": (MimiModel, MimiConfig(**MIMI), 101),
+    "mimi-both-sides": (
+        MimiModel,
+        MimiConfig(
+            **{**MIMI, "num_quantizers": 3, "num_semantic_quantizers": 2, "upsample_groups": 4},
+            use_causal_conv=False,
+            use_conv_shortcut=True,
+            num_residual_layers=2,
+            pad_mode="replicate",
+            attention_bias=True,
+            frame_rate=300.0,
+        ),
+        97,
+    ),
+    "mimi-without-projections": (
+        MimiModel,
+        MimiConfig(**{**MIMI, "codebook_dim": 12, "vector_quantization_hidden_dimension": 12, "sampling_rate": 6500}),
+        64,
+    ),
     "dac-odd": (DacModel, DacConfig(**{**DAC, "downsampling_ratios": [2, 5, 3], "decoder_hidden_size": 48}), 120),
 }
 
@@ -67,15 +106,23 @@ def random_model(kind: Any, config: Any, folder: Path) -> Any:
         for parameter in theirs.parameters():
             parameter += 0.1 * torch.randn(parameter.shape)
         for name, buffer in theirs.named_buffers():
-            if name.endswith(("embed", "embed_avg", "cluster_size")):
+            if name.endswith(("embed", "embed_avg", "cluster_size", "embed_sum")):
                 buffer.copy_(torch.randn(buffer.shape))
+            elif name.endswith("cluster_usage"):
+                buffer.copy_(0.5 + torch.rand(buffer.shape))
     theirs.save_pretrained(folder)
     return theirs
 
 
+def their_vectors(theirs: Any, samples: torch.Tensor) -> torch.Tensor:
+    """Vectors that are quantised, (B, N, D)."""
+    output = theirs.encoder(samples[:, None])
+    return (output.latents if isinstance(theirs, MimiModel) else output).mT
+
+
 def their_codes(theirs: Any, samples: torch.Tensor) -> torch.Tensor:
     """Codes (B, N, K)."""
-    if isinstance(theirs, DacModel):
+    if isinstance(theirs, DacModel | MimiModel):
         return theirs.encode(samples[:, None]).audio_codes.mT
     return theirs.encode(samples[:, None], bandwidth=theirs.config.target_bandwidths[-1]).audio_codes[0].mT
 
@@ -83,6 +130,8 @@ def their_codes(theirs: Any, samples: torch.Tensor) -> torch.Tensor:
 def their_wave(theirs: Any, codes: torch.Tensor) -> torch.Tensor:
     if isinstance(theirs, DacModel):
         return theirs.decode(audio_codes=codes.mT).audio_values
+    if isinstance(theirs, MimiModel):
+        return theirs.decode(codes.mT).audio_values[:, 0]
     return theirs.decode(codes.mT[None], [None]).audio_values[:, 0]
 
 
@@ -95,8 +144,8 @@ def test_codes_and_waveforms_are_equal_both_ways(name: str, tmp_path: Path) -> N
     samples = torch.randn(2, length, generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
         x, _ = published.model.features(Signal(samples))
-        wanted = theirs.encoder(samples[:, None]).mT
-        assert float((x - wanted).abs().max() / wanted.abs().max()) < 1e-4
+        wanted = their_vectors(theirs, samples)
+        assert float((head.latents(x) - wanted).abs().max() / wanted.abs().max()) < 1e-4
         codes = their_codes(theirs, samples)
         assert torch.equal(head.ids(x), codes)
         assert len(codes.unique()) >= 4
@@ -113,19 +162,30 @@ def test_codes_and_waveforms_are_equal_both_ways(name: str, tmp_path: Path) -> N
     assert load_published(tmp_path / "again").spec == published.spec
 
 
-def test_a_published_codec_compresses_sounds(tmp_path: Path) -> None:
-    kind, config, _ = CASES["encodec"]
+EXTRACTORS = {"encodec": EncodecFeatureExtractor, "dac": DacFeatureExtractor, "mimi": EncodecFeatureExtractor}
+
+
+@pytest.mark.parametrize("name", EXTRACTORS)
+def test_a_published_codec_compresses_sounds(name: str, tmp_path: Path) -> None:
+    kind, config, _ = CASES[name]
     theirs = random_model(kind, config, tmp_path / "theirs")
-    samples = torch.randn(101, generator=torch.Generator().manual_seed(5))
-    wave = qkv.compress(tmp_path / "theirs", (samples.numpy(), 8000))
+    samples = torch.randn(104, generator=torch.Generator().manual_seed(5))
+    rate = config.sampling_rate
+    wave = qkv.compress(tmp_path / "theirs", (samples.numpy(), rate))
     with torch.no_grad():
         codes = their_codes(theirs, samples[None])
-        wanted = their_wave(theirs, codes)[0, :101]
+        wanted = their_wave(theirs, codes)[0, :104]
     assert wave.codes.tolist() == codes[0].tolist()
     torch.testing.assert_close(torch.from_numpy(qkv.decompress(tmp_path / "theirs", wave).samples), wanted)
     summary = qkv.export(tmp_path / "theirs", tmp_path / "again").summary
     assert "compared with the transformers library: differs" in summary
-    assert qkv.compress(tmp_path / "again", (samples.numpy(), 8000)).codes.tolist() == codes[0].tolist()
+    assert qkv.compress(tmp_path / "again", (samples.numpy(), rate)).codes.tolist() == codes[0].tolist()
+    extractor = AutoFeatureExtractor.from_pretrained(tmp_path / "again")
+    assert type(extractor) is EXTRACTORS[name]
+    assert extractor.sampling_rate == rate
+    inputs = extractor(raw_audio=samples.numpy(), sampling_rate=rate, return_tensors="pt")
+    with torch.no_grad():
+        assert torch.equal(their_codes(kind.from_pretrained(tmp_path / "again"), inputs["input_values"][:, 0]), codes)
 
 
 def test_names_of_old_files_are_read(tmp_path: Path) -> None:
@@ -155,6 +215,12 @@ def test_names_of_old_files_are_read(tmp_path: Path) -> None:
         ("encodec", {"target_bandwidths": [0.5]}, "one codebook takes 4 kbit/s; give at least as many"),
         ("encodec", {"pad_mode": "circular"}, "pad_mode is 'circular', which qkv does not support"),
         ("encodec", {"upsampling_ratios": [4, 0]}, "should be a list of integers >= 1"),
+        ("mimi", {"audio_channels": 2}, "audio_channels is 2, but qkv supports only 1"),
+        ("mimi", {"trim_right_ratio": 0.5}, "trim_right_ratio is 0.5"),
+        ("mimi", {"codebook_dim": 7}, "codebook_dim is 7, but qkv supports only 5"),
+        ("mimi", {"upsample_groups": 5}, "upsample_groups is 5, but it should divide hidden_size, 12"),
+        ("mimi", {"frame_rate": 900.0}, "frame_rate is 900 codes a second"),
+        ("mimi", {"num_semantic_quantizers": 4}, "4 of 4 codebooks leave none for the second quantiser"),
         ("dac", {"decoder_hidden_size": 30}, "give a multiple of 4"),
     ],
 )

@@ -80,9 +80,12 @@ def test_every_family_has_cases() -> None:
     elsewhere = {
         "kimi_k2": "its class is in its folders: tests/interop/test_decoders.py",
         "encodec": "its answer is a waveform: tests/interop/test_codecs.py",
+        "mimi": "its answer is a waveform: tests/interop/test_codecs.py",
         "dac": "its answer is a waveform: tests/interop/test_codecs.py",
         "wav2vec2": "a weight is the product of two tensors: tests/interop/test_speech.py",
         "wavlm": "a weight is the product of two tensors: tests/interop/test_speech.py",
+        "unispeech": "a weight is the product of two tensors: tests/interop/test_speech.py",
+        "unispeech-sat": "a weight is the product of two tensors: tests/interop/test_speech.py",
         "hubert": "a weight is the product of two tensors: tests/interop/test_speech.py",
         "audio-spectrogram-transformer": "it reads frames as an image: tests/interop/test_spectrograms.py",
         "llava": "its rows hold images: tests/interop/test_vision_chats.py",

@@ -24,7 +24,7 @@ from qkv.spec import heads
 from qkv.spec.branches import Attention, Branch
 from qkv.spec.heads import Head
 from qkv.spec.model import Block, Encoder, Model, Text
-from qkv.spec.models.quantizers import ProjectedQuantizer, ResidualQuantizer, ScalarQuantizer
+from qkv.spec.models.quantizers import ProjectedQuantizer, ResidualQuantizer, ScalarQuantizer, SplitQuantizer
 from qkv.spec.parts import Norm, RMSNorm
 from qkv.spec.signals.codecs import SeaNet, WaveDecoder
 from qkv.spec.signals.speech import SpeechHead
@@ -57,7 +57,12 @@ HEADS: tuple[Head, ...] = (
     heads.ContrastiveHead(latent_width=4, codes=5, code_width=4, features=4),
     *(
         WaveDecoder(quantizer=quantizer, network=SeaNet(channels=4, strides=(2,)))
-        for quantizer in (ScalarQuantizer(), ResidualQuantizer(codes=5), ProjectedQuantizer(codes=5))
+        for quantizer in (
+            ScalarQuantizer(),
+            ResidualQuantizer(codes=5),
+            SplitQuantizer(codebooks=3, codes=5),
+            ProjectedQuantizer(codes=5),
+        )
     ),
     heads.MixtureHead(components=2, features=3),
     *(heads.ForecastHead(over=over, horizon=3, channels=2) for over in ("mean", "channels", "steps")),

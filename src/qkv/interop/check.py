@@ -115,12 +115,17 @@ def _source(frontend: Any, positions: int) -> Tensor:
 
 
 def _of_waves(ours: Transformer, theirs: Any) -> float:
-    """Compare the vectors of a codec's encoder for a random sound, and the sound that its decoder makes of them."""
+    """Compare the vectors that a codec quantises for a random sound, and the sound that its decoder makes of them."""
     signal, head = ours.frontend.random(1, 5, torch.Generator().manual_seed(0)), ours.head
     assert isinstance(head, WaveDecoderHead)
-    x, _ = ours.features(signal)
-    vectors, wave = theirs.encoder(signal.values[:, None]).mT, theirs.decoder(x.mT)[:, 0]
-    return max(_relative(x, vectors), _relative(head.decoded(x), wave))
+    z = head.latents(ours.features(signal)[0])
+    vectors, wave = _tensor(theirs.encoder(signal.values[:, None])).mT, _tensor(theirs.decoder(z.mT))[:, 0]
+    return max(_relative(z, vectors), _relative(head.decoded(z), wave))
+
+
+def _tensor(output: Any) -> Tensor:
+    """Return an output that is a tensor, or the first of its fields."""
+    return output if isinstance(output, Tensor) else output[0]
 
 
 def _of_values(ours: Transformer, theirs: Any) -> float:

@@ -109,7 +109,9 @@ def save_published(
         if model.spec.frontend.reads_tokens and not model.spec.head.reads_memory:
             ids = {key: value for key, value in config.items() if key.endswith("_token_id")}
             write_json(folder / GENERATION, {**ids, **({"eos_token_id": list(ends)} if len(ends) > 1 else {})})
-        settings = written_processor(processor) or written_sound_processor(processor)
+        settings = written_processor(processor) or written_sound_processor(
+            processor, model.spec, cover.family.extractor
+        )
         if settings is not None:
             write_json(folder / PREPROCESSOR, settings)
         if tokenizer is not None:

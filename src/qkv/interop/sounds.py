@@ -11,6 +11,7 @@ from qkv.interop.files.places import PREPROCESSOR, PROCESSOR
 from qkv.interop.mapping.config import Config
 from qkv.spec.model import Model
 from qkv.spec.processors import Processor
+from qkv.spec.signals.codecs import WaveEncoder
 from qkv.spec.signals.sound import LogMel, Waveform
 from qkv.system.errors import UserError
 
@@ -185,13 +186,25 @@ def _written_waveform(processor: Waveform) -> dict[str, Any]:
     }
 
 
-def written_sound_processor(processor: Processor | None) -> dict[str, Any] | None:
-    """Build the contents of preprocessor_config.json for a processor of sound.
+def _written_codec(processor: Waveform, spec: Model, extractor: str) -> dict[str, Any] | None:
+    """Build the settings of the extractor of a codec, which does not normalise; None for one that would have to."""
+    if processor.normalise:
+        return None
+    keys = {key: value for key, value in _written_waveform(processor).items() if key != "do_normalize"}
+    own: dict[str, Any] = {"chunk_length_s": None, "overlap": None}
+    if extractor == "DacFeatureExtractor" and isinstance(spec.frontend, WaveEncoder):
+        own = {"hop_length": spec.frontend.network.hop}
+    return {**keys, "feature_extractor_type": extractor, **own}
 
-    Return None if no published feature extractor gives the same values.
+
+def written_sound_processor(processor: Processor | None, spec: Model, extractor: str = "") -> dict[str, Any] | None:
+    """Build the contents of preprocessor_config.json for a processor of sound of a model of ``spec``.
+
+    ``extractor``: class of the family's feature extractor if it is a codec, see ``Family.extractor``. Return None if no
+    published feature extractor gives the same values.
     """
     if isinstance(processor, Waveform) and processor.rate is not None and processor.seconds is None:
-        return _written_waveform(processor)
+        return _written_codec(processor, spec, extractor) if extractor else _written_waveform(processor)
     if not isinstance(processor, LogMel) or processor.rate is None:
         return None
     if processor.length is not None:

@@ -48,7 +48,7 @@ class Codec(CodingModel[WaveformProcessor]):
             x, _ = self.model.features(signal)
             ids = self.head.ids(x, codebooks).to(torch.int32).cpu().numpy()
             real = self.model.frontend.lengths(signal)
-            lengths = [x.shape[1]] * len(rows) if real is None else real.tolist()
+            lengths = [ids.shape[1]] * len(rows) if real is None else self.head.count(real).tolist()
             results |= {i: ids[row, :length] for row, (i, length) in enumerate(zip(rows, lengths, strict=True))}
         return [results[i] for i in range(len(encoded))]
 
@@ -66,7 +66,7 @@ class Codec(CodingModel[WaveformProcessor]):
         """Yield the indices of rows that are read together: of any length if padding on the right changes no output."""
         order = sorted(range(len(lengths)), key=lambda i: lengths[i])
         network = self.head.part.network
-        free = network is not None and network.exact
+        free = network is not None and network.exact and self.head.part.stride == 1
         for _, group in groupby(order, key=lambda i: 0 if free else lengths[i]):
             rows = list(group)
             yield from (rows[begin : begin + _AT_ONCE] for begin in range(0, len(rows), _AT_ONCE))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -425,6 +425,24 @@ class WithConstant(Way):
 
     def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
         return ours, torch.full(self.shape, self.value, dtype=ours.dtype, device=ours.device)
+
+
+@dataclass(frozen=True)
+class MeanOfSums(Way):
+    """Codes e_k = s_k / max(n_k, 1e-5), published as sums s and numbers n of the vectors nearest to them (Mimi).
+
+    Codes alone are written as sums of one vector; a table of names lists the sums and numbers themselves behind them.
+    """
+
+    count: int = 2
+    LEAST: ClassVar[float] = 1e-5
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        sums, numbers = theirs
+        return sums / numbers.clamp(min=self.LEAST)[:, None]
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        return ours, ours.new_ones(len(ours))
 
 
 PLAIN = Plain()

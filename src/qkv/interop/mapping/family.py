@@ -84,6 +84,8 @@ class Family:
     """Substrings of tensor names in old files -> their replacements in current files."""
     gguf: GGUFLayout | None = None
     """Layout of the family in GGUF files; None if qkv does not read or write GGUF files of the family."""
+    extractor: str = ""
+    """Class of the feature extractor that the library uses for a codec of this family; empty for other models."""
     base: str = ""
     """Name of the family that this one extends. If both can describe a model, the base is used."""
 

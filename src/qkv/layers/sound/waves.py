@@ -35,7 +35,9 @@ class WaveConvolution(Declared):
     the outputs of the padding. Weights: w, or with norm ``weight`` g v / |v| for each first index.
     """
 
-    def __init__(self, net: SeaNet, sizes: tuple[int, int], kernel: int, stride: int = 1, dilation: int = 1):
+    def __init__(
+        self, net: SeaNet, sizes: tuple[int, int], kernel: int, stride: int = 1, dilation: int = 1, bias: bool = True
+    ):
         """Build the convolution. ``sizes``: features C and E."""
         super().__init__()
         self.net, self.stride, self.dilation = net, stride, dilation
@@ -44,7 +46,7 @@ class WaveConvolution(Declared):
         named = "direction" if net.norm == "weight" else "weight"
         self.register_parameter(named, nn.Parameter(torch.empty(shape)))
         self.gain = nn.Parameter(torch.empty(shape[0], 1, 1)) if net.norm == "weight" else None
-        self.bias = nn.Parameter(torch.zeros(sizes[1]))
+        self.bias = nn.Parameter(torch.zeros(sizes[1])) if bias else None
         self.norm = nn.GroupNorm(1, sizes[1], eps=_EPS) if net.norm == "group" else None
 
     def _shape(self, inputs: int, outputs: int, kernel: int) -> tuple[int, int, int]:
@@ -68,7 +70,8 @@ class WaveConvolution(Declared):
         nn.init.normal_(self._weight, std=self.num_read**-0.5 * scale)
         if self.gain is not None:
             self.gain.data.copy_(self._length(self._weight))
-        nn.init.zeros_(self.bias)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     @staticmethod
     def _length(weight: Tensor) -> Tensor:
@@ -96,20 +99,21 @@ class TransposedWaveConvolution(WaveConvolution):
     without the last output, see ``SeaNet.ends``.
     """
 
-    def __init__(self, net: SeaNet, sizes: tuple[int, int], stride: int):
-        super().__init__(net, sizes, 2 * stride, stride)
+    def __init__(self, net: SeaNet, sizes: tuple[int, int], stride: int, groups: int = 1, bias: bool = True):
+        self.groups = groups
+        super().__init__(net, sizes, 2 * stride, stride, bias=bias)
 
     def _shape(self, inputs: int, outputs: int, kernel: int) -> tuple[int, int, int]:
-        return inputs, outputs, kernel
+        return inputs, outputs // self.groups, kernel
 
     @property
     def num_read(self) -> int:
-        return 2 * self._weight.shape[0]  # of the taps, every stride-th reaches an output
+        return 2 * self._weight.shape[0] // self.groups  # of the taps, every stride-th reaches an output
 
     def forward(self, x: Tensor) -> Tensor:
         shorter = self.stride % 2 if self.net.ends == "wave" and not self.net.causal else 0
         count = x.shape[-1] * self.stride - shorter
-        y = self._normed(F.conv_transpose1d(x, self.matrix(), self.bias, self.stride))
+        y = self._normed(F.conv_transpose1d(x, self.matrix(), self.bias, self.stride, groups=self.groups))
         before = 0 if self.net.causal else self.stride - self.stride // 2
         return y[..., before : before + count]
 

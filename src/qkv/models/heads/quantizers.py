@@ -152,6 +152,41 @@ class ResidualQuantizer(Quantizer):
         return q if self.out is None else self.out(q)
 
 
+@implements(spec.SplitQuantizer)
+class SplitQuantizer(Quantizer):
+    """Two residual quantisers of the same vectors, whose codes follow each other; q and loss are their sums."""
+
+    part: spec.SplitQuantizer
+
+    def __init__(self, part: spec.SplitQuantizer, width: int):
+        super().__init__(part, width)
+        fields = {name: getattr(part, name) for name in spec.ResidualQuantizer.model_fields if name != "codebooks"}
+        counts = (part.semantic, part.codebooks - part.semantic)
+        parts = [spec.ResidualQuantizer(codebooks=count, **fields) for count in counts]
+        self.semantic, self.acoustic = (ResidualQuantizer(each, width) for each in parts)
+
+    def initialise(self) -> None:
+        """Initialise the codes of both."""
+        self.semantic.initialise()
+        self.acoustic.initialise()
+
+    def num_drawn(self, z: Tensor) -> int:
+        """Return the number of codebooks of the batch z; all of the first quantiser are among them."""
+        return max(self.part.semantic, super().num_drawn(z))
+
+    def coded(self, z: Tensor, codebooks: int) -> Coded:
+        first = self.semantic.coded(z, min(codebooks, self.part.semantic))
+        if codebooks <= self.part.semantic:
+            return first
+        second = self.acoustic.coded(z, codebooks - self.part.semantic)
+        return Coded(first.q + second.q, torch.cat((first.ids, second.ids), -1), first.loss + second.loss)
+
+    def vectors(self, ids: Tensor) -> Tensor:
+        first, second = ids[..., : self.part.semantic], ids[..., self.part.semantic :]
+        q = self.semantic.vectors(first)
+        return q + self.acoustic.vectors(second) if second.shape[-1] else q
+
+
 class AngleCodebook(Declared):
     """Codebook in few dimensions: z = W r + b, e = the code of the smallest angle to z, q = U e + c."""
 

@@ -86,6 +86,21 @@ class ResidualQuantizer(Quantizer, kind="residual"):
         return self.codes
 
 
+class SplitQuantizer(ResidualQuantizer, kind="split"):
+    """Two residual quantisers of the same vector: q = U_1 q¹(W_1 z) + U_2 q²(W_2 z) (Mimi, Défossez et al. 2024).
+
+    The first ``semantic`` codebooks are those of q¹, which is trained to say what is said, and the others of q².
+    """
+
+    semantic: int = Field(default=1, gt=0, le=MOST_CODEBOOKS, description="number of codebooks of the first quantiser")
+
+    def problems(self) -> list[Problem]:
+        if self.semantic < self.codebooks:
+            return []
+        sentence = f"{self.semantic} of {self.codebooks} codebooks leave none for the second quantiser; give fewer"
+        return [Problem(("semantic",), sentence)]
+
+
 class ProjectedQuantizer(Quantizer, kind="projected"):
     """Residual quantisation in few dimensions (Kumar et al. 2023): q_k = U_k e, e = code nearest to W_k r_k by angle.
 

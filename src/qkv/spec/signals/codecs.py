@@ -7,11 +7,13 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from qkv.spec.base import Seq, Spec
+from qkv.spec.base import LARGEST, Seq, Spec
 from qkv.spec.errors import Problem, SpecError
 from qkv.spec.frontends import WIDEST, Frontend
 from qkv.spec.heads import Head
+from qkv.spec.models.blocks import MOST_LAYERS, Block, Layered
 from qkv.spec.models.quantizers import Quantizer, ScalarQuantizer
+from qkv.spec.parts import NoNorm, Norm
 from qkv.spec.processors import Processor
 from qkv.spec.signals.sound import Rate, Waveform
 
@@ -113,14 +115,36 @@ class WaveEncoder(Frontend, kind="wave_encoder"):
         return self.changed(rate=None)
 
 
+class DecoderBlocks(Layered):
+    """Blocks over the quantised vectors of a sound, before the convolutions of its decoder (Mimi)."""
+
+    blocks: Seq[Block] = Field(default=(), max_length=MOST_LAYERS, description="an empty list: convolutions alone")
+    norm: Norm = NoNorm()
+
+    @property
+    def row_positions(self) -> int:
+        return LARGEST  # sounds have any length
+
+    @property
+    def rows_known(self) -> bool:
+        return False
+
+
 class WaveDecoder(Head, kind="wave_decoder"):
-    """Quantizer and decoder of a neural codec: vectors (B, N, D) -> codes (B, N, K) -> waveform (B, N · hop)."""
+    """Quantizer and decoder of a neural codec: vectors (B, N, D) -> codes (B, N, K) -> waveform (B, N · hop).
+
+    With ``stride`` s a code stands for s vectors: a convolution of 2 s taps with that stride before the quantizer, and
+    a transposed one behind it, of ``groups`` groups of features (Mimi, Défossez et al. 2024).
+    """
 
     per_position = True
     instead_of: ClassVar[str] = "codebook"
     quantizer: Quantizer = ScalarQuantizer()
     network: SeaNet | None = Field(default=None, description="default: the mirror image of the front end's")
     bounded: bool = Field(default=False, description="samples between -1 and 1 by a tanh (DAC)")
+    stride: int = Field(default=1, gt=0, le=LONGEST_KERNEL // 2, description="vectors of the front end for each code")
+    groups: int = Field(default=1, gt=0, le=WIDEST, description="groups of the transposed convolution of that stride")
+    decoder: DecoderBlocks = DecoderBlocks()
 
     def reading(self, frontend: Frontend) -> Self:
         network = getattr(frontend, "network", None)

@@ -150,6 +150,7 @@ DAC = Family(
     spec=spec,
     config=config,
     names=NAMES,
+    extractor="DacFeatureExtractor",
     ignored_config={
         "codebook_loss_weight": "weight of a loss in training",
         **dict.fromkeys(("hidden_size", "hop_length", "upsampling_ratios"), "computed from other keys"),

@@ -103,7 +103,7 @@ def config(spec: Model) -> dict[str, Any] | None:
     }
 
 
-def _network_names(ours: str, theirs: str) -> tuple[NameRule, ...]:
+def network_names(ours: str, theirs: str) -> tuple[NameRule, ...]:
     """Return the names of the convolutions of one network."""
     places = {
         "{layer}": "{layer}.conv",
@@ -136,8 +136,8 @@ def _network_names(ours: str, theirs: str) -> tuple[NameRule, ...]:
 _FILLED = WithConstant(1.0, what="the mark of a codebook with values", shape=(1,))
 _BOOK, _PUBLISHED = "head.quantizer.books.{book}", "quantizer.layers.{book}.codebook"
 NAMES = (
-    *_network_names("frontend.network.layers", "encoder.layers"),
-    *_network_names("head.network.layers", "decoder.layers"),
+    *network_names("frontend.network.layers", "encoder.layers"),
+    *network_names("head.network.layers", "decoder.layers"),
     NameRule(f"{_BOOK}.vectors", f"{_PUBLISHED}.embed"),
     NameRule(f"{_BOOK}.counts", (f"{_PUBLISHED}.cluster_size", f"{_PUBLISHED}.inited"), _FILLED),
     NameRule(f"{_BOOK}.sums", f"{_PUBLISHED}.embed_avg"),
@@ -150,6 +150,7 @@ ENCODEC = Family(
     spec=spec,
     config=config,
     names=NAMES,
+    extractor="EncodecFeatureExtractor",
     older={"conv.weight_g": "conv.parametrizations.weight.original0"}
     | {"conv.weight_v": "conv.parametrizations.weight.original1"},
 )
