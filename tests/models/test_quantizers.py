@@ -16,9 +16,9 @@ PARTS: list[Quantizer] = [
     ScalarQuantizer(codebooks=3, levels=(4, 3)),
     ResidualQuantizer(codebooks=3, codes=6, restart=0.0),
     ResidualQuantizer(codebooks=3, codes=6, code_width=2, restart=0.0),
+    ProjectedQuantizer(codebooks=3, codes=6, code_width=2),
     SplitQuantizer(codebooks=3, codes=6, code_width=2, restart=0.0),
     SplitQuantizer(codebooks=3, codes=6, semantic=2, restart=0.0),
-    ProjectedQuantizer(codebooks=3, codes=6, code_width=2),
 ]
 
 
