@@ -109,16 +109,19 @@ def save_published(
         if model.spec.frontend.reads_tokens and not model.spec.head.reads_memory:
             ids = {key: value for key, value in config.items() if key.endswith("_token_id")}
             write_json(folder / GENERATION, {**ids, **({"eos_token_id": list(ends)} if len(ends) > 1 else {})})
-        settings = written_processor(processor) or written_sound_processor(
-            processor, model.spec, cover.family.extractor
-        )
-        if settings is not None:
-            write_json(folder / PREPROCESSOR, settings)
+        _write_processor(folder, processor, model.spec, cover.family.extractor)
         if tokenizer is not None:
             save_tokenizer(folder, tokenizer, model.spec)
     except OSError as error:
         raise UserError(f"the folder {folder} cannot be written: {error.strerror or error}") from None
     return cover
+
+
+def _write_processor(folder: Path, processor: Processor | None, spec: Model, extractor: str) -> None:
+    """Write the settings of a processor, if a published one does the same; ``extractor``: ``Family.extractor``."""
+    settings = written_processor(processor) or written_sound_processor(processor, spec, extractor)
+    if settings is not None:
+        write_json(folder / PREPROCESSOR, settings)
 
 
 def _extra_tensors(extra: Mapping[str, Tensor], cover: Covering, model: nn.Module) -> dict[str, Tensor]:

@@ -191,10 +191,10 @@ def _written_codec(processor: Waveform, spec: Model, extractor: str) -> dict[str
     if processor.normalise:
         return None
     keys = {key: value for key, value in _written_waveform(processor).items() if key != "do_normalize"}
-    own: dict[str, Any] = {"chunk_length_s": None, "overlap": None}
+    keys["feature_extractor_type"] = extractor
     if extractor == "DacFeatureExtractor" and isinstance(spec.frontend, WaveEncoder):
-        own = {"hop_length": spec.frontend.network.hop}
-    return {**keys, "feature_extractor_type": extractor, **own}
+        return {**keys, "hop_length": spec.frontend.network.hop}
+    return {**keys, "chunk_length_s": None, "overlap": None}
 
 
 def written_sound_processor(processor: Processor | None, spec: Model, extractor: str = "") -> dict[str, Any] | None:

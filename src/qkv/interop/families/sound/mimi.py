@@ -228,6 +228,7 @@ MIMI = Family(
     config=config,
     names=NAMES,
     extractor="EncodecFeatureExtractor",
+    typical={"num_semantic_quantizers": 1},
     defaults={
         "num_hidden_layers": 8,
         "intermediate_size": 2048,
