@@ -74,7 +74,10 @@ NEEDS: Reasons = {
     "gemma4_text": "embeddings for each layer, keys and values of earlier layers, and keys that are values",
     "hrm_text": "two stacks that alternate in cycles, each with vectors of its own",
     "mllama_text_model": "gated cross-attention to vectors of images in some layers",
-    "lasr_ctc": "linear maps around convolutions over log-mel frames, and constant factors of the residual stream",
+    **dict.fromkeys(
+        ("lasr_ctc", "lasr_encoder"),
+        "linear maps around convolutions over log-mel frames, and constant factors of the residual stream",
+    ),
     "moonshine_streaming": "frames of samples that are standardised and compressed (asinh), causal convolutions over "
     "them, and positions that the decoder adds to what it reads",
     "parakeet_rnnt": "an LSTM over the tokens, and a network that joins it with the frames (RNN-T)",
@@ -82,7 +85,6 @@ NEEDS: Reasons = {
     **dict.fromkeys(("mimi_encoder", "mimi_decoder"), "the other half of Mimi"),
     "granite_speech5_ctc": "Conformer blocks that attend within blocks of frames and read their own guesses",
     "granite_speech5_encoder": "Conformer blocks that attend within blocks of frames and read their own guesses",
-    **dict.fromkeys(("lasr_ctc", "lasr_encoder"), "Conformer blocks with RoPE over log-mel frames that are shortened"),
     "nemotron_asr_streaming_encoder": f"{_CONFORMER}, with causal convolutions and chunks of attention",
     "nemotron_asr_streaming": f"{_CONFORMER}, with causal convolutions and chunks of attention, and a transducer",
     **dict.fromkeys(("canary", "cohere_asr"), f"{_CONFORMER}, before a decoder of text"),
@@ -113,8 +115,6 @@ NEEDS: Reasons = {
     "fun_asr_nano": _HEARD,
     "dia": f"{_SUMMED}, and their guidance by a second pass without the text",
     "kyutai_speech_to_text": _SUMMED,
-    "moonshine_streaming": "frames of samples with a learned compression, causal convolutions, and windows that look "
-    "ahead",
     "pop2piano": "T5's blocks after log-mel frames and a vector of the composer",
     "speech-encoder-decoder": "an encoder of any family of speech beside a decoder of any family of text",
     "speech_to_text": "convolutions with gates over log-mel frames before BART's blocks",
