@@ -26,6 +26,7 @@ from qkv.tasks.example_task import ExampleTask
 from qkv.tasks.labels.pooled import PooledTask
 from qkv.tasks.sound.transcription import TranscriptionTask
 from qkv.tasks.text.fill_in import FillInTask, read_gaps
+from qkv.tokenizers.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def _text(run: Run, text: str) -> ReadInput:
 
 def _of_batch(run: Run, batch: Batch, picture: str, number: int = 0, row: Mapping[str, Any] | None = None) -> ReadInput:
     batch, model = batch.to(run.model.device), run.model
-    stacks = {"model": (model, batch.input, run.vocabulary.target)}
+    stacks: dict[str, tuple[Stack, Signal, Tokenizer]] = {"model": (model, batch.input, run.vocabulary.target)}
     if batch.source is not None and model.encoder is not None:
         stacks["encoder"] = (model.encoder, batch.source, run.vocabulary.tokenizer)
     sides = {
