@@ -123,7 +123,9 @@ def test_what_is_said_of_the_data_and_overrides_hold(tmp_path: Path) -> None:
 
 
 def test_a_task_that_no_table_is_enough_for() -> None:
-    with pytest.raises(UserError, match="cannot be trained on a table of examples; allowed: autoencoding, chat, c"):
+    with pytest.raises(
+        UserError, match="cannot be trained on a table of examples; allowed: autoencoding, captioning, chat, c"
+    ):
         automatic_task("next_token", {"source": "mine.csv"}, machine=FAST)
 
 

@@ -25,6 +25,10 @@ _SUMMARIES = {
     "edges": "Train a model that predicts missing edges of a graph, on a table of edges, 'nodes.csv | edges.csv' or an "
     ".npz file.",
     "summarize": "Train a model that summarizes texts, on a table with a column of summaries.",
+    "caption": "Train a model that describes images, sounds or series of numbers in words, on a table with columns of "
+    "files and of captions.",
+    "match": "Train a model that places two inputs, such as images and texts, in one space of vectors, on a table with "
+    "a column of each.",
     "compress": "Train a neural codec of sounds, on a table with a column of sound files, or on a folder of them.",
     "speak": "Train a model that speaks texts as codes of a neural codec (--codec), on a table with columns of texts, "
     "sound files and, for several voices, speakers.",

@@ -34,6 +34,8 @@ qkv train edges --data edges.csv
 qkv train summarize --data mine.jsonl --text article --summary abstract
 qkv train tag --data mine.conll
 qkv train answer --data squad.json
+qkv train caption --data photos.csv --image photo --caption description
+qkv train match --data photos.csv --image photo --text description
 qkv train compress --data clips.csv --out runs/codec
 qkv train speak --data clips.csv --codec runs/codec
 qkv train chat --data talks.jsonl --from SmolLM2-135M-Instruct.gguf
@@ -71,8 +73,8 @@ def train_command(
 
     For a text file, the tokenizer, model size and length of training are chosen to fit the text and this machine. The
     same holds for a table of examples after a verb: classify, multilabel, regress, transcribe, tag, answer, translate,
-    forecast, edges, summarize, compress, speak, chat, prefer, or finetune, which infers the task from the data.
-    'qkv train classify --help' lists options of a verb.
+    forecast, edges, summarize, caption, match, compress, speak, chat, prefer, or finetune, which infers the task from
+    the data. 'qkv train classify --help' lists options of a verb.
     """
     changes = _changes(overrides or [], tensorboard, minutes)
     _train(

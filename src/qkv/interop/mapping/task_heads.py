@@ -35,7 +35,7 @@ def task_heads(published: PublishedCheckpoint, settings: SentencePooling | None,
     specs = {head.kind: (head, architecture) for head, architecture in _of_family(published)}
     heads = {kind: head for kind, (head, _) in specs.items()}
     for kind, part in Head.kinds().items():
-        if part.pools and settings is not None:
+        if part.pools and not part.reads_memory and settings is not None:
             heads[kind] = settings.head(cast("type[Pooled]", part), getattr(heads.get(kind), "dropout", 0.0))
         elif part.pools and kind in specs:
             heads[kind] = _trained(published, cast("Pooled", heads[kind]), specs[kind][1], model)
