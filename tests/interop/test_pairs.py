@@ -211,6 +211,10 @@ def stacks(kind: str) -> tuple[Any, Any]:
     if kind == "gpt2":
         decoder = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=20, **READS)
         return transformers.ViTConfig(**IMAGES), decoder
+    if kind == "bert":
+        words = {name: IMAGES[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+        decoder = transformers.BertConfig(**words, intermediate_size=40, max_position_embeddings=20, **READS)
+        return transformers.ViTConfig(**IMAGES), decoder
     return transformers.DeiTConfig(**IMAGES), transformers.TrOCRConfig(**TROCR, **READS)
 
 
@@ -235,7 +239,7 @@ def writer(folder: Path, kind: str, seed: int) -> transformers.VisionEncoderDeco
     return model
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("gpt2", 3), ("trocr", 0)])
+@pytest.mark.parametrize(("kind", "seed"), [("gpt2", 3), ("trocr", 0), ("bert", 6)])
 def test_captions_are_those_of_the_library(kind: str, seed: int, tmp_path: Path) -> None:
     model, paths = writer(tmp_path / "writer", kind, seed), pictures(tmp_path)
     processor = transformers.ViTImageProcessorPil.from_pretrained(tmp_path / "writer")
@@ -251,7 +255,7 @@ def test_captions_are_those_of_the_library(kind: str, seed: int, tmp_path: Path)
     assert len(set(theirs)) > 1
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "trocr"])
+@pytest.mark.parametrize("kind", ["gpt2", "trocr", "bert"])
 def test_an_exported_writer_opens_in_the_library(kind: str, tmp_path: Path) -> None:
     model = writer(tmp_path / "writer", kind, 0)
     assert main(["export", str(tmp_path / "writer"), "--out", str(tmp_path / "again")]) == 0

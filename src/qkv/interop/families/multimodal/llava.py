@@ -33,6 +33,16 @@ _TOWERS = {"clip_vision_model": CLIP_TOWER, "siglip_vision_model": SIGLIP_TOWER}
 _TEXTS = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2}
 _TOKEN = ("image_token_index", "image_token_id")
 _OF_STACK = ("num_layers", "context_length", "frontend", "blocks")
+_VISION = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 336,
+    "patch_size": 14,
+}
+"""Image tower of a config that names none."""
 _KEPT: Reasons = {
     f"{_TOWER}encoder.layers.*": "layers behind the one that is read",
     f"{_TOWER}post_layernorm.*": "norm behind the layer that is read",
@@ -164,6 +174,7 @@ LLAVA = Family(
         **dict.fromkeys(_TOKEN, "id of the placeholder in texts, which qkv replaces"),
         "image_seq_length": "given by the tower",
     },
+    defaults={"text_config": {"model_type": "llama"}, "vision_config": _VISION},
     older={"vision_tower.vision_model.": _TOWER},
 )
 

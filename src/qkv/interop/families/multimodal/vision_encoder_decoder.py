@@ -1,7 +1,7 @@
-"""Encoder–decoders that write a text about an image: ViT or DeiT beside GPT-2 or TrOCR's decoder (Li et al. 2021).
+"""Encoder–decoders that write a text about an image: ViT or DeiT beside GPT-2, BERT or TrOCR's decoder.
 
-The folder holds two models in one; the decoder's cross-attention, between self-attention and feed-forward, reads all
-vectors of the encoder.
+TrOCR (Li et al. 2021) reads a line of text. The folder holds two models in one; the decoder's cross-attention, between
+self-attention and feed-forward, reads all vectors of the encoder.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from qkv.interop.families.common import bart_like
 from qkv.interop.families.common.heads import pooler, written_back
 from qkv.interop.families.decoders.gpt2 import GPT2
 from qkv.interop.families.encoder_decoders.trocr import TROCR
+from qkv.interop.families.encoders.bert import BERT
 from qkv.interop.families.images.deit import DEIT
 from qkv.interop.families.images.vit import VIT
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.conversions import TRANSPOSED
+from qkv.interop.mapping.conversions import PAIR, TRANSPOSED
 from qkv.interop.mapping.family import COMMON, Architecture, Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
@@ -55,7 +56,15 @@ _GPT2_CROSS = (
     NameRule(f"{_BLOCK}body.memory.*", f"{_GPT}crossattention.c_attn.*", TRANSPOSED),
     NameRule(f"{_BLOCK}body.output.*", f"{_GPT}crossattention.c_proj.*", TRANSPOSED),
 )
+_BERT = "bert.encoder.layer.{layer}.crossattention."
+_BERT_CROSS = (
+    NameRule(f"{_BLOCK}norm.*", f"{_BERT}output.LayerNorm.*"),
+    NameRule(f"{_BLOCK}body.query.*", f"{_BERT}self.query.*"),
+    NameRule(f"{_BLOCK}body.memory.*", (f"{_BERT}self.key.*", f"{_BERT}self.value.*"), PAIR),
+    NameRule(f"{_BLOCK}body.output.*", f"{_BERT}output.dense.*"),
+)
 _DECODERS = {
+    "bert": _Decoder(BERT, "BertLMHeadModel", (*_BERT_CROSS, *_after_cross(BERT.names)), {}),
     "gpt2": _Decoder(GPT2, "GPT2LMHeadModel", (*_GPT2_CROSS, *_after_cross(GPT2.names)), {}),
     "trocr": _Decoder(TROCR, "TrOCRForCausalLM", bart_like.NAMES, {"is_encoder_decoder": False}),
 }
@@ -63,8 +72,10 @@ _ENCODERS = {"vit": VIT, "deit": DEIT}
 
 
 def _decoder_of(spec: Model) -> str:
-    """Return the model type of a decoder: pre-norm blocks are those of GPT-2."""
-    return "gpt2" if spec.blocks and spec.blocks[0].order == "pre" else "trocr"
+    """Return the model type of a decoder: pre-norm blocks are those of GPT-2, token types those of BERT."""
+    if spec.blocks and spec.blocks[0].order == "pre":
+        return "gpt2"
+    return "bert" if spec.frontend.num_types else "trocr"
 
 
 def _encoder_of(spec: Model) -> str:
@@ -91,12 +102,13 @@ def _where(row: NameRule, suits: Any) -> NameRule:
 def spec(config: Config, head: Head) -> Model:
     """Build the spec: ``encoder`` and ``decoder`` are configs of their own; cross-attention reads any width."""
     encoder, decoder = _alone(config, "encoder", VectorsHead()), _alone(config, "decoder", head)
-    mapped = config.table("decoder").values.get("cross_attention_hidden_size")
-    if encoder.width != decoder.width and mapped is None:
+    words = config.table("decoder").values
+    reads = words.get("model_type") == "trocr" and words.get("cross_attention_hidden_size")
+    if encoder.width not in (decoder.width, reads):
         raise UserError(
             f"{config.source}: hidden_size is {encoder.width} in the encoder and {decoder.width} in the decoder, "
-            "without decoder.cross_attention_hidden_size; this needs a linear map of the encoder's output, which is "
-            "unsupported"
+            "and the decoder does not read vectors of that width; this needs a linear map of the encoder's output, "
+            "which is unsupported"
         )
     fields = {name: getattr(encoder, name) for name in _OF_STACK}
     return decoder.changed(
@@ -114,7 +126,8 @@ def _alone(config: Config, name: str, head: Head) -> Model:
     ignored = ("add_cross_attention", "cross_attention_hidden_size", "is_decoder", "architectures")
     settings = Config({key: value for key, value in table.values.items() if key not in ignored}, table.source)
     settings.rename(family.synonyms)
-    settings.assume({**family.defaults, **({"architectures": ["TrOCRForCausalLM"]} if family is TROCR else {})})
+    needed = {TROCR.name: {"architectures": ["TrOCRForCausalLM"]}, BERT.name: {"is_decoder": True}}
+    settings.assume({**family.defaults, **needed.get(family.name, {})})
     model = family.spec(settings, head)
     settings.leave_unread({**COMMON, **family.ignored_config})
     return model
@@ -151,18 +164,25 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 def _words(config: Config) -> Head:
     table = config.table("decoder")
-    return _DECODERS[table.word("model_type", "gpt2", {kind: kind for kind in _DECODERS})].head.head(table)
+    return _DECODERS[table.word("model_type", "bert", {kind: kind for kind in _DECODERS})].head.head(table)
 
 
 def _words_keys(head: Head) -> dict[str, Any] | None:
     return {} if isinstance(head, LanguageModelHead) else None
 
 
+_SAME = {
+    f"decoder.{second}": f"decoder.{first}"
+    for decoder in _DECODERS.values()
+    for second, first in decoder.head.same.items()
+}
 VISION_ENCODER_DECODER = Family(
     name="Vision encoder–decoder",
     model_types=("vision-encoder-decoder",),
     architectures={
-        "VisionEncoderDecoderModel": Architecture(_words, _words_keys, kept=written_back(pooler("encoder.")))
+        "VisionEncoderDecoderModel": Architecture(
+            _words, _words_keys, kept=written_back(pooler("encoder.")), same=_SAME
+        )
     },
     spec=spec,
     config=config,
