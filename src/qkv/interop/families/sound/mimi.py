@@ -67,6 +67,7 @@ def _blocks(config: Config) -> dict[str, Any]:
     attention = gated.attention_of(
         config, mask=gated.windowed(config.integer("sliding_window")), bias=config.flag("attention_bias", False)
     )
+    attention = attention.changed(head_dim=attention.dims(config.size("hidden_size", 512))[0])
     feed_forward = FeedForward(
         hidden=config.size("intermediate_size"), activation=config.word("hidden_act", "gelu", INWARD), bias=False
     )
