@@ -20,6 +20,7 @@ from qkv.spec.model import Model
 from qkv.spec.register import implementations
 
 LENGTH = 12
+TILES = {"kind": "patches", "patch": 4, "height": 8, "width": 4, "channels": 1, "class_token": True}
 SAMPLES: dict[str, list[dict[str, Any]]] = {
     "text": [{"vocab_size": 20}, {"vocab_size": 20, "positions": "none", "types": 2}],
     "marked_text": [
@@ -51,6 +52,10 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
                 "picture": {"kind": "patches", "patch": 4, "height": 8, "width": 4, "channels": 1},
             },
         }
+    ],
+    "tower": [
+        {"skip": 1, "hidden": 10, "stack": {"width": 12, "num_layers": 1, "frontend": TILES}},
+        {"norm": "layer_norm", "stack": {"width": 12, "frontend": TILES, "latents": {"count": 3, "width": 8}}},
     ],
     "image_patches": [{"features": 4, "starts": 2}],
     "wave_convolutions": [

@@ -177,7 +177,7 @@ def test_the_column_of_a_table_is_searched(run: Run, texts: Path) -> None:
 
 def test_what_cannot_be_searched(run: Run, texts: Path) -> None:
     texts.write_text("\n \n")
-    with pytest.raises(UserError, match="holds no text"):
+    with pytest.raises(UserError, match="holds nothing to search"):
         qkv.search(run, texts, WORDS[0])
     with pytest.raises(UserError, match="there is no file"):
         qkv.search(run, texts.with_name("none.txt"), WORDS[0])

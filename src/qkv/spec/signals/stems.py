@@ -33,7 +33,7 @@ class WaveStem(OfSound, kind="wave_stem"):
         if len(self.multiples) != len(self.kernels):
             sentence = f"{len(self.multiples)} given for {len(self.kernels)} kernels; give one for each"
             problems.append(Problem(("multiples",), sentence))
-        elif self.multiples[-1:] != (1,):
+        elif self.multiples and self.multiples[-1] != 1:
             sentence = f"the last is {self.multiples[-1]}, but the last convolution gives the vectors; give 1"
             problems.append(Problem(("multiples",), sentence))
         return problems
