@@ -219,7 +219,7 @@ MEASURED: dict[str, Model] = {
             SEES_ALL,
             width=64,
             num_layers=3,
-            encoder=None,
+            encoder=ENCODER if kind.reads_memory else None,
             head=kind(**SIZES.get(kind.kind, {"num_classes": 3} if "num_classes" in kind.model_fields else {})),
         )
         for kind in HEADS

@@ -46,9 +46,10 @@ class Matcher(Head):
     def layouts(self) -> Layouts:
         return {"scale": WHOLE, **({} if self.offset is None else {"offset": WHOLE})}
 
-    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Compute the vectors a (B, P) of rows of the blocks."""
-        return _unit(self.map(self.pool(x, lengths)))
+    def forward(self, x: Tensor, lengths: Tensor | None = None, memory: Memory | None = None) -> Tensor:
+        """Compute the vectors a (B, P) of rows of the blocks; with a memory a and c (B, 2, P)."""
+        vectors = _unit(self.map(self.pool(x, lengths)))
+        return vectors if memory is None else torch.stack((vectors, self.encoded(memory)), 1)
 
     def encoded(self, memory: Memory) -> Tensor:
         """Compute the vectors c (B, P) of rows of the encoder."""
@@ -56,8 +57,8 @@ class Matcher(Head):
         return _unit(x if self.source_map is None else self.source_map(x))
 
     def of_rows(self, x: Tensor, lengths: Tensor | None, context: Context) -> Tensor:
-        memory, vectors = (context.memories or {}).get(MEMORY), self(x, lengths)
-        return vectors[:, None] if memory is None else torch.stack((vectors, self.encoded(memory)), 1)
+        memory = (context.memories or {}).get(MEMORY)
+        return self(x, lengths)[:, None] if memory is None else self(x, lengths, memory)
 
     def scores(self, vectors: Tensor, encoded: Tensor) -> Tensor:
         """Return the scores s a·c + z (B, C) of vectors a (B, P) and c (C, P), in fp32."""
