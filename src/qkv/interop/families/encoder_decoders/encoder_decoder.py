@@ -92,7 +92,7 @@ def spec(config: Config, head: Head) -> Model:
             "needs a linear map of the encoder's output, which qkv's encoder–decoders do not have"
         )
     return decoder.changed(
-        blocks=tuple(_reading(block) for block in decoder.blocks),
+        blocks=tuple(with_cross_attention(block) for block in decoder.blocks),
         encoder=Encoder(
             num_layers=encoder.depth,
             context_length=encoder.context_length,
@@ -118,7 +118,7 @@ def _stack_of(config: Config, name: str, head: Head) -> Model:
     return model
 
 
-def _reading(block: Block) -> Block:
+def with_cross_attention(block: Block) -> Block:
     """Return the block with cross-attention of the same heads between self-attention and feed-forward."""
     first, second = block.branches
     assert isinstance(first, Attention)

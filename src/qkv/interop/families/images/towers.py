@@ -26,18 +26,29 @@ from qkv.spec.parts import LayerNorm, NoNorm
 from qkv.spec.signals.images import Patches
 
 BODY = "vision_model."
-_LAYER = f"{BODY}encoder.layers.{{layer}}."
+
+
+def layer_names(tower: str) -> tuple[NameRule, ...]:
+    """Return the rules of a tower's layers, image or text, whose published names begin with ``tower``."""
+    layer = f"{tower}encoder.layers.{{layer}}."
+    return (
+        NameRule("blocks.{layer}.branches.0.norm.*", f"{layer}layer_norm1.*"),
+        NameRule(
+            "blocks.{layer}.branches.0.body.qkv.*", tuple(f"{layer}self_attn.{part}_proj.*" for part in "qkv"), QKV
+        ),
+        NameRule("blocks.{layer}.branches.0.body.output.*", f"{layer}self_attn.out_proj.*"),
+        NameRule("blocks.{layer}.branches.1.norm.*", f"{layer}layer_norm2.*"),
+        NameRule("blocks.{layer}.branches.1.body.up.*", f"{layer}mlp.fc1.*"),
+        NameRule("blocks.{layer}.branches.1.body.down.*", f"{layer}mlp.fc2.*"),
+    )
+
+
 NAMES = (
     NameRule("frontend.first", f"{BODY}embeddings.class_embedding"),
     NameRule("frontend.map.*", f"{BODY}embeddings.patch_embedding.*"),
     NameRule("frontend.positions.table", f"{BODY}embeddings.position_embedding.weight"),
     NameRule("frontend.norm.*", f"{BODY}pre_layrnorm.*"),
-    NameRule("blocks.{layer}.branches.0.norm.*", f"{_LAYER}layer_norm1.*"),
-    NameRule("blocks.{layer}.branches.0.body.qkv.*", tuple(f"{_LAYER}self_attn.{part}_proj.*" for part in "qkv"), QKV),
-    NameRule("blocks.{layer}.branches.0.body.output.*", f"{_LAYER}self_attn.out_proj.*"),
-    NameRule("blocks.{layer}.branches.1.norm.*", f"{_LAYER}layer_norm2.*"),
-    NameRule("blocks.{layer}.branches.1.body.up.*", f"{_LAYER}mlp.fc1.*"),
-    NameRule("blocks.{layer}.branches.1.body.down.*", f"{_LAYER}mlp.fc2.*"),
+    *layer_names(BODY),
     NameRule("norm.*", f"{BODY}post_layernorm.*"),
 )
 

@@ -24,9 +24,10 @@ from qkv.interop.families.images.towers import (
     SIGLIP_TOWER,
     ImageTower,
     classifier,
+    layer_names,
 )
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.conversions import QKV, Broadcast
+from qkv.interop.mapping.conversions import Broadcast
 from qkv.interop.mapping.divisions import RowDivision
 from qkv.interop.mapping.family import COMMON, Architecture, Family
 from qkv.interop.mapping.names import NameRule, Reasons
@@ -39,17 +40,11 @@ from qkv.spec.models.cross import CrossAttention
 from qkv.spec.parts import LayerNorm, NoNorm, NoResidual
 
 _TEXT, _HEAD = "text_model.", f"{BODY}head."
-_LAYER = f"{_TEXT}encoder.layers.{{layer}}."
 _OF_STACK = ("num_layers", "context_length", "frontend", "blocks")
 TEXT_NAMES = (
     NameRule("frontend.table", f"{_TEXT}embeddings.token_embedding.weight"),
     NameRule("frontend.positions.table", f"{_TEXT}embeddings.position_embedding.weight"),
-    NameRule("blocks.{layer}.branches.0.norm.*", f"{_LAYER}layer_norm1.*"),
-    NameRule("blocks.{layer}.branches.0.body.qkv.*", tuple(f"{_LAYER}self_attn.{part}_proj.*" for part in "qkv"), QKV),
-    NameRule("blocks.{layer}.branches.0.body.output.*", f"{_LAYER}self_attn.out_proj.*"),
-    NameRule("blocks.{layer}.branches.1.norm.*", f"{_LAYER}layer_norm2.*"),
-    NameRule("blocks.{layer}.branches.1.body.up.*", f"{_LAYER}mlp.fc1.*"),
-    NameRule("blocks.{layer}.branches.1.body.down.*", f"{_LAYER}mlp.fc2.*"),
+    *layer_names(_TEXT),
     NameRule("norm.*", f"{_TEXT}final_layer_norm.*"),
 )
 _ATTENDS, _THINKS = "encoder.latents.blocks.0.branches.0.body.", "encoder.latents.blocks.1.branches.0."

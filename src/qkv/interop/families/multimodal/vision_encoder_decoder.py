@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from qkv.interop.families.common import bart_like
 from qkv.interop.families.common.heads import pooler, written_back
 from qkv.interop.families.decoders.gpt2 import GPT2
+from qkv.interop.families.encoder_decoders.encoder_decoder import with_cross_attention
 from qkv.interop.families.encoder_decoders.trocr import TROCR
 from qkv.interop.families.encoders.bert import BERT
 from qkv.interop.families.images.deit import DEIT
@@ -21,10 +22,8 @@ from qkv.interop.mapping.conversions import PAIR, TRANSPOSED
 from qkv.interop.mapping.family import COMMON, Architecture, Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
-from qkv.spec.branches import Attention
 from qkv.spec.heads import Head, LanguageModelHead, VectorsHead
-from qkv.spec.model import Block, Encoder, Model
-from qkv.spec.models.cross import CrossAttention
+from qkv.spec.model import Encoder, Model
 from qkv.system.errors import UserError
 
 _OF_STACK = ("num_layers", "context_length", "frontend", "blocks", "norm")
@@ -112,7 +111,8 @@ def spec(config: Config, head: Head) -> Model:
         )
     fields = {name: getattr(encoder, name) for name in _OF_STACK}
     return decoder.changed(
-        blocks=tuple(_reading(block) for block in decoder.blocks), encoder=Encoder(width=encoder.width, **fields)
+        blocks=tuple(with_cross_attention(block) for block in decoder.blocks),
+        encoder=Encoder(width=encoder.width, **fields),
     )
 
 
@@ -131,14 +131,6 @@ def _alone(config: Config, name: str, head: Head) -> Model:
     model = family.spec(settings, head)
     settings.leave_unread({**COMMON, **family.ignored_config})
     return model
-
-
-def _reading(block: Block) -> Block:
-    """Return the block with cross-attention of the same heads between self-attention and feed-forward."""
-    first, second = block.branches
-    assert isinstance(first, Attention)
-    cross = CrossAttention(num_heads=first.num_heads, dropout=first.dropout)
-    return block.changed(branches=(first, cross, second))
 
 
 def config(spec: Model) -> dict[str, Any] | None:
