@@ -6,6 +6,7 @@ import gc
 import ipaddress
 import logging
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from functools import partial
@@ -43,6 +44,9 @@ torch.set_num_threads(1)
 # Fill what torch.empty and its kin hand out with NaN (integers: largest value), so that a read before a write shows.
 torch.use_deterministic_algorithms(True)
 torch.utils.deterministic.fill_uninitialized_memory = True
+
+# A shell starts its background jobs with Ctrl-C ignored, and programs that a test starts would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

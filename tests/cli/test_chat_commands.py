@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.chats import CHATML, LOOK, TerminalInput, TerminalOutput, WrittenQueue, rows, saved, texts, written
@@ -216,7 +217,12 @@ def test_an_answer_is_stopped_and_what_is_written_stays(talk: Talk, run: Run, mo
             signal.raise_signal(number)
         return step(self)
 
+    def impatient(self: ChatSession, *words: Any, take: Callable[..., None] = ChatSession.take) -> None:
+        signal.raise_signal(signal.SIGINT)
+        take(self, *words)
+
     monkeypatch.setattr(WrittenQueue, "step", pressed)
+    monkeypatch.setattr(ChatSession, "take", impatient)
     session, _ = talk("a\nb\n", "123456789abcdef", "B", session=session)
     assert texts(session.messages) == ["a", "123456789", "b", "B"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

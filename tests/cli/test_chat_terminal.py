@@ -37,13 +37,23 @@ class Screen:
         """Read what the program prints until the screen shows ``text``; return the screen."""
         end = time.monotonic() + SECONDS
         while text not in self.text and time.monotonic() < end:
-            ready, _, _ = select.select([self._handle], [], [], 0.2)
             try:
-                self._stream.feed(os.read(self._handle, 1 << 16) if ready else b"")
+                self._read()
             except OSError:  # the program has ended
                 break
         assert text in self.text, self.text
         return self.text
+
+    def until_gone(self, text: str) -> None:
+        """Read until ``text`` has left the screen: the program has printed a screenful since."""
+        end = time.monotonic() + SECONDS
+        while text in self.text and time.monotonic() < end:
+            self._read()
+        assert text not in self.text, self.text
+
+    def _read(self) -> None:
+        ready, _, _ = select.select([self._handle], [], [], 0.2)
+        self._stream.feed(os.read(self._handle, 1 << 12) if ready else b"")
 
     @property
     def text(self) -> str:
@@ -83,11 +93,12 @@ def test_a_person_types_interrupts_and_goes_on(tmp_path: Path) -> None:
         screen.type("/set max_new_tokens default\n/set min_tokens 90000\n")
         screen.until("min_tokens = 90000  (set here")
         screen.type("\x1b[A" * 3 + "s\n")  # the third line before, and a letter
-        screen.until("\n> the cats\n")
-        time.sleep(0.5)
+        screen.until_gone("min_tokens = 90000")  # the answer runs
         screen.type("\x03")
         screen.until("stopped: what is written stays")
-        screen.type("no\x03")
+        screen.type("no")
+        screen.until("\n> no")
+        screen.type("\x03")
         screen.until("(Ctrl-D or /quit ends the chat)")
         screen.type("/undo\n")
         screen.until('taken back: "the cats"; 2 messages left')

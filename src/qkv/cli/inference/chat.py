@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.cli.inference.chat_commands import COMMANDS, run_command
-from qkv.cli.inference.chat_input import ChatInput
+from qkv.cli.inference.chat_input import ENDING, ChatInput
 from qkv.cli.inference.chat_output import WAYS_OUT, ChatOutput, called
 from qkv.cli.shared.inputs import text_of_file
 from qkv.cli.shared.runs import Copy, ModelFolder, load_run, output_file
@@ -120,7 +120,7 @@ class Terminal:
             except KeyboardInterrupt:  # before or after an answer
                 if not self._input.terminal:
                     raise
-                self._output.error("interrupted; Ctrl-D or /quit ends the chat")
+                self._output.reply(ENDING)
 
     def _command(self, line: str) -> bool:
         """Run a command; return whether the chat ends."""
@@ -138,12 +138,12 @@ class Terminal:
             self._write(self.session.add_results(results))
 
     def _write(self, answer: RunningAnswer) -> None:
-        try:
-            with self._stopped_by_user(answer):
+        with self._stopped_by_user(answer):  # up to the end: a second Ctrl-C must not lose what is written
+            try:
                 self._output.write(answer)
-        finally:
-            self.session.take(answer)
-        self._output.figures(answer, self.session.model.limit)
+            finally:
+                self.session.take(answer)
+            self._output.figures(answer, self.session.model.limit)
 
     def _results(self) -> list[tuple[dict[str, Any], str]]:
         """Read the result of each tool call; an empty line skips a call."""

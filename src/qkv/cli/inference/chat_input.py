@@ -15,6 +15,8 @@ PROMPT, FURTHER = "> ", "… "
 """Prompts of a message and of its further lines."""
 BLOCK = '"""'
 """Line before and after a message of several lines."""
+ENDING = "\n(Ctrl-D or /quit ends the chat)"
+"""Sentence after a Ctrl-C that stops no answer."""
 
 
 class ChatEntry(NamedTuple):
@@ -46,7 +48,7 @@ class ChatInput:
             except KeyboardInterrupt:
                 if not self.terminal:
                     raise
-                typer.echo("\n(Ctrl-D or /quit ends the chat)", err=True)
+                typer.echo(ENDING, err=True)
                 continue
             if entry is None:
                 break
