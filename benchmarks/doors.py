@@ -49,7 +49,7 @@ from qkv.spec import tokenizers
 from qkv.spec.generation import Generation
 from qkv.tokenizers.gguf.file import is_gguf
 from qkv.tokenizers.train import train
-from side_by_side import parser, say_where, write_table
+from side_by_side import parser, say_where, with_rows_of, write_table
 
 PROMPT = "w1 w2 w3 w4 w5 w6 w7 w8"
 TEXT = "Here is a long story about a lighthouse, its keeper and the sea. Once upon a time"
@@ -328,6 +328,7 @@ def main() -> None:
     options.add_argument("--model", type=Path, help="a published folder or GGUF file; default: random GPT-2 124M")
     options.add_argument("--new", type=int, default=96, help="tokens of a text")
     options.set_defaults(repeats=5)
+    options.add_argument("--only", nargs="+", default=[""], help="parts of the names of places; other rows stay")
     options.add_argument("--out", type=Path, help="page whose table is written")
     options.add_argument("--way", choices=WAYS[:2], help="print one rate by this way, of --place with --prompt")
     options.add_argument("--place", nargs=3, help="name, path and precision")
@@ -346,8 +347,9 @@ def main() -> None:
         prompt = TEXT if asked.model else PROMPT
         several = places(given, folder)
         several = several[-1:] if asked.smoke else several
+        first_place, several = several[0], [p for p in several if any(part in p.name for part in asked.only)]
         rates = measure_places(several, given, prompt, new, repeats)
-        first, later = first_answer(several[0], prompt, 1 if asked.smoke else 3)
+        first, later = first_answer(first_place, prompt, 1 if asked.smoke else 3)
     rows = [_row(place, rates[place.name]) for place in several]
     columns = ["place", "precision", "in memory, tokens/s", *(f"{way}, share" for way in WAYS[1:])]
     print_table("\nshare of the rate in memory: median and quartiles", columns, rows)
@@ -356,7 +358,8 @@ def main() -> None:
     said = f"First answer of a fresh server {first:.3f} s, a later one {later:.3f} s ({first / later:.2f} ×)."
     print(said)
     if asked.out:
-        write_table(asked.out, f"{given.stem}: doors.py", columns, rows, said)
+        name = f"{given.stem}: doors.py"
+        write_table(asked.out, name, columns, with_rows_of(asked.out, name, rows, keys=2), said)
 
 
 if __name__ == "__main__":
