@@ -141,7 +141,7 @@ SQUARE = {
 
 
 def refused(case: Case) -> bool:
-    """True for cases of other heads, activations, windows or scales than those that llama.cpp has built in."""
+    """True for cases of other heads, activations, windows, scales or layers than those that llama.cpp has built in."""
     return case.name in {
         "gpt2-five-heads",
         "gpt2-untied",
@@ -161,6 +161,10 @@ def refused(case: Case) -> bool:
         "neox-in-turn",
         "neox-no-bias-tied",
         "neox-scaled",
+        "mixtral",
+        "qwen2-moe",
+        "qwen3-moe-sums",
+        "olmoe",
     }
 
 

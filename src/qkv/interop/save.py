@@ -39,12 +39,12 @@ class Covering(NamedTuple):
     config: dict[str, Any]
 
 
-def covering(spec: Model, first: str = "") -> Covering | None:
+def covering(spec: Model, first: str = "", among: Sequence[Family] | None = None) -> Covering | None:
     """Return a published family whose config describes exactly this spec; None if there is none.
 
-    The family named ``first`` is tried first.
+    The family named ``first`` is tried first. ``among``: families that are tried; default: all.
     """
-    for family in sorted(families(), key=lambda family: family.name != first):
+    for family in sorted(families() if among is None else among, key=lambda family: family.name != first):
         body = family.config(spec)
         if body is None:
             continue

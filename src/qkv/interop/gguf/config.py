@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from qkv.interop.families.common.activations import INWARD
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family, read_spec
-from qkv.interop.mapping.gguf import GGUFLayout, MetadataKey, Values
+from qkv.interop.mapping.gguf import EXPERTS, GGUFLayout, MetadataKey, Values, size_of
 from qkv.interop.mapping.names import fill_indices, indices_of
 from qkv.interop.registry import choose, families
 from qkv.spec.model import Model
@@ -21,6 +22,8 @@ from qkv.tokenizers.gguf.file import Header, library
 ARCHITECTURE = "general.architecture"
 FACTORS = "rope_freqs.weight"
 OUTPUT, TABLE = "output.weight", "token_embd.weight"
+_EXPERT = re.compile(r"\.\{expert\}|\[\{expert\}\]")
+"""Index of an expert in the pattern of a published name, which the name of the tensor of all experts lacks."""
 _SCALING = ("linear", "yarn")
 _YARN = {
     "original_context_length": ("original_max_position_embeddings", int),
@@ -103,10 +106,7 @@ def values_of(header: Header, factors: np.ndarray | None = None, family: Family 
                 f"{header.file}: {layout.name}.{key.name} is {value}, but qkv supports only {values[key.config]} here, "
                 f"the value of another key for {key.config}"
             )
-    layers = values[next(key.config for key in layout.keys if key.name == "block_count")]
-    if layers > len(header.tensors):
-        count = f"{layout.name}.block_count is {layers:,}"
-        raise UserError(f"{header.file}: {count}, but the file has only {len(header.tensors):,} tensors")
+    _check_counts(header, layout, values)
     if TABLE not in header.tensors:
         raise UserError(f"{header.file} lacks the tensor {TABLE!r}, the token table")
     values["vocab_size"] = header.tensors[TABLE].shape[0]
@@ -117,6 +117,21 @@ def values_of(header: Header, factors: np.ndarray | None = None, family: Family 
     values |= _rope(header, layout, values, factors) | _layer_types(header, layout, values)
     values |= {key: value(values) if callable(value) else value for key, value in layout.built_in.items()}
     return {"model_type": family.model_types[0], "architectures": [layout.architecture], **values}
+
+
+def _check_counts(header: Header, layout: GGUFLayout, values: Values) -> None:
+    """Raise ``UserError`` if the file has fewer tensors than layers, or a tensor of fewer experts than it says."""
+    layers, experts = size_of(values, layout, "block_count"), size_of(values, layout, EXPERTS)
+    if layers > len(header.tensors):
+        count = f"{layout.name}.block_count is {layers:,}"
+        raise UserError(f"{header.file}: {count}, but the file has only {len(header.tensors):,} tensors")
+    stacks = {name: each.shape[0] for name, each in header.tensors.items() if name.endswith("_exps.weight")}
+    if layout.experts and not stacks:
+        raise UserError(f"{header.file} lacks the tensor 'blk.0.ffn_up_exps.weight', the weights of a layer's experts")
+    name = next((name for name, number in stacks.items() if layout.experts and number != experts), None)
+    if name is not None:
+        weights = f"the tensor {name!r} has weights of {stacks[name]:,} experts"
+        raise UserError(f"{header.file}: {layout.name}.{EXPERTS} is {experts:,}, but {weights}")
 
 
 def layout_of(family: Family) -> GGUFLayout:
@@ -135,12 +150,16 @@ def _family(header: Header) -> Family:
     name = header.values.get(ARCHITECTURE)
     if not isinstance(name, str):
         raise UserError(f"{header.file} lacks the key {ARCHITECTURE!r}")
-    layouts = {family.gguf.name: family for family in reversed(families()) if family.gguf}
-    if name not in layouts:
+    experts = bool(header.values.get(f"{name}.{EXPERTS}"))
+    layouts = {(each.gguf.name, each.gguf.experts): each for each in reversed(families()) if each.gguf}
+    if (name, experts) not in layouts:
+        names, kinds = {each for each, _ in layouts}, (" without experts", " with experts")
+        here, other = (kinds[experts], f"it supports it{kinds[not experts]}") if name in names else ("", "")
         raise UserError(
-            f"{header.file}: the architecture is {quoted(name)}, which qkv does not support; {nearest(name, layouts)}"
+            f"{header.file}: the architecture is {quoted(name)}{here}, which qkv does not support; "
+            f"{other or nearest(name, names)}"
         )
-    return layouts[name]
+    return layouts[name, experts]
 
 
 def _value(header: Header, layout: GGUFLayout, key: MetadataKey) -> Any:
@@ -273,24 +292,31 @@ def _of_training(key: str) -> bool:
     return key.endswith(("dropout", "pdrop")) or key == "initializer_range"
 
 
-def names_of(family: Family, layers: int) -> dict[str, str]:
-    """Return the name in GGUF of each tensor of the family, by published name, for a model of ``layers`` layers."""
+def names_of(family: Family, values: Values) -> dict[str, str]:
+    """Return the name in GGUF of each tensor of the family, by published name, for a model with the config ``values``.
+
+    The matrix of one expert is a slice of a tensor of all, such as ``blk.0.ffn_up_exps.weight[2]``.
+    """
     gguf, layout = library(), layout_of(family)
     number = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == layout.name)
+    layers, experts = size_of(values, layout, "block_count"), size_of(values, layout, EXPERTS)
     table = gguf.get_tensor_name_map(number, layers)
     names = dict[str, str]()
     for pattern in (name for row in family.rows(layout.architecture) for name in row.published):
-        for name in _filled(pattern, layers):
-            spelled = (name, name.removeprefix(family.prefix))
+        for indices in _places(pattern, layers):
+            whole = fill_indices(_EXPERT.sub("", pattern), indices)
+            spelled = (whole, whole.removeprefix(family.prefix))
             stored = (table.get_name(each, try_suffixes=(".weight", ".bias")) for each in spelled)
             target = next((each for each in stored if each is not None), None)
-            if target is not None:
-                names[name] = target
+            if target is not None and "expert" in indices_of(pattern):
+                names |= {fill_indices(pattern, {**indices, "expert": i}): f"{target}[{i}]" for i in range(experts)}
+            elif target is not None:
+                names[whole] = target
     return names
 
 
-def _filled(pattern: str, layers: int) -> Iterator[str]:
-    """Yield the tensor names that match a pattern of a family's name table, in a model of ``layers`` layers."""
+def _places(pattern: str, layers: int) -> Iterator[dict[str, str | int]]:
+    """Yield the indices, other than that of an expert, that a pattern of a name table has in a model of ``layers``."""
     for layer in range(layers) if "layer" in indices_of(pattern) else (0,):
         for leaf in ("weight", "bias") if "*" in pattern else ("",):
-            yield fill_indices(pattern, {"layer": layer, "leaf": leaf})
+            yield {"layer": layer, "leaf": leaf}

@@ -13,6 +13,7 @@ from torch import Tensor
 from qkv.interop.files.folder import Stored
 from qkv.interop.files.mapped import MappedFile, mapped
 from qkv.interop.files.safetensors_file import DTYPES, Entry
+from qkv.interop.files.slices import with_slices
 from qkv.interop.gguf.blocks import read_blocks
 from qkv.interop.gguf.config import FACTORS, layout_of, names_of, values_of
 from qkv.interop.mapping.conversions import Cut, Way
@@ -68,6 +69,12 @@ class BlockTensor(NamedTuple):
     def read_into(self, out: Tensor) -> None:
         """Read the tensor into ``out``, of the same shape."""
         out.copy_(self.read())
+
+    def at(self, index: int) -> BlockTensor:
+        """Return matrix ``index`` of a stack, such as that of one expert, without reading it."""
+        size = self.stored.size // self.shape[0]
+        begin = self.stored.begin + index * size
+        return self._replace(stored=StoredTensor(self.stored.type, self.shape[1:], begin, size))
 
     def narrow(self) -> NarrowWeights:
         """Read the matrix in 8 or 4 bits. Raises ``UserError`` if the file was truncated."""
@@ -128,8 +135,7 @@ def gguf_values(file: Path) -> dict[str, Any]:
 
 def gguf_names(values: Values) -> dict[str, str]:
     """Return the name in GGUF of each tensor of the model, by published name. ``values``: result of ``gguf_values``."""
-    family = _family(values)
-    return names_of(family, values[next(key.config for key in layout_of(family).keys if key.name == "block_count")])
+    return names_of(_family(values), values)
 
 
 def _family(values: Values) -> Family:
@@ -145,15 +151,13 @@ def gguf_tensors(file: Path, values: Values, copy: bool = True) -> dict[str, Sto
     head, layout = header(file), layout_of(_family(values))
     names = {stored: published for published, stored in gguf_names(values).items()}
     source = None if copy else mapped(file)
+    entries = {name: _entry(head, stored, source) for name, stored in head.tensors.items() if name != FACTORS}
     tensors = dict[str, Stored]()
-    for name, stored in head.tensors.items():
+    for name, entry in with_slices(entries, names).items():
         published = names.get(name, name)
         change = layout.changed(published)
-        entry = _entry(head, stored, source)
-        if change is not None:
-            entry = Changed(entry, change.way, cut_of_change(change, stored.shape[0], values))
-        if name != FACTORS:
-            tensors[published] = entry
+        way = None if change is None else Changed(entry, change.way, cut_of_change(change, entry.shape[0], values))
+        tensors[published] = way or entry
     return tensors
 
 

@@ -20,6 +20,8 @@ from qkv.interop.gguf.config import (
     own_keys,
 )
 from qkv.interop.mapping.gguf import GGUFLayout, Values, cut_of_change
+from qkv.interop.mapping.names import split_slice
+from qkv.interop.registry import families
 from qkv.interop.save import Covering, covering, published_tensors
 from qkv.models.transformer import Transformer
 from qkv.system.errors import UserError, nearest
@@ -33,8 +35,8 @@ _OF_TORCH = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
 _BLOCK = 32
 _LARGEST = {"F16": torch.finfo(torch.float16).max}
-_EXACT = ("position_embd.weight",)
-"""Matrices that llama.cpp adds to other tensors, for which it supports 32 bits only."""
+_EXACT = ("position_embd.weight", "ffn_gate_inp.weight")
+"""Matrices in 32 bits: positions, for which llama.cpp supports nothing else, and routers, as its converter does."""
 _TABLES = ("token_embd.weight", "output.weight")
 
 
@@ -47,9 +49,18 @@ class GGUFExport(NamedTuple):
 
 
 class _Tensor(NamedTuple):
+    """Tensor of the file; with ``experts``, the stack of several."""
+
     name: str
-    value: Tensor
+    parts: Sequence[Tensor]
     type: str
+    experts: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole tensor."""
+        one = tuple(self.parts[0].shape)
+        return (len(self.parts), *one) if self.experts else one
 
 
 def save_gguf(
@@ -78,12 +89,12 @@ def save_gguf(
     config = {**cover.config, "vocab_size": model.spec.vocab_size}
     factors = factors_of(config) if layout.factors else None
     values = metadata_of(layout, config) | own_keys(config) | {"general.file_type": _FILE_TYPES[kind]}
-    shapes = {each.name: StoredTensor(each.type, tuple(each.value.shape), 0, 0) for each in tensors}
+    shapes = {each.name: StoredTensor(each.type, each.shape, 0, 0) for each in tensors}
     check_kept(cover.family, config, Header(file, values, shapes), factors)
     _check_finite(tensors)
     words, note = metadata_of_tokenizer(tokenizer, model.spec.vocab_size or 0, ends)
     if factors is not None:
-        tensors.append(_Tensor(FACTORS, torch.from_numpy(factors), "F32"))
+        tensors.append(_Tensor(FACTORS, [torch.from_numpy(factors)], "F32"))
     try:
         _write(file, {**values, **words}, tensors)
     except OSError as error:
@@ -104,8 +115,12 @@ def type_of(dtype: str | None, model: Transformer) -> str:
 
 
 def _covered(model: Transformer, family: str) -> tuple[Covering, GGUFLayout]:
-    """Return (published family of the model, its GGUF layout). Raises ``UserError`` if llama.cpp supports none."""
-    names, cover = known_in_gguf(), covering(model.spec, family)
+    """Return (published family of the model, its GGUF layout). Raises ``UserError`` if llama.cpp supports none.
+
+    Several families may describe a model of no ``family``; one that llama.cpp has is preferred.
+    """
+    several = None if family else [each for each in families() if each.gguf]
+    names, cover = known_in_gguf(), covering(model.spec, family, several) or covering(model.spec, family)
     if cover is None:
         raise UserError(f"llama.cpp does not support this model: none of the published families {names} covers it")
     layout = cover.family.gguf
@@ -123,12 +138,16 @@ def _covered(model: Transformer, family: str) -> tuple[Covering, GGUFLayout]:
 def _tensors(model: Transformer, cover: Covering, layout: GGUFLayout, kind: str) -> list[_Tensor]:
     """Return the tensors of the file, converted to the form that llama.cpp stores."""
     published = published_tensors(model, cover.family, layout.architecture)
-    names = names_of(cover.family, len(model.spec.layers))
+    names = names_of(cover.family, cover.config)
+    parts, experts = dict[str, dict[int, Tensor]](), set[str]()
+    for name, tensor in published.items():
+        stored, expert = split_slice(names.get(name, name))
+        parts.setdefault(stored, {})[expert or 0] = _changed(layout, name, tensor, cover.config)
+        if expert is not None:
+            experts.add(stored)
     return [
-        _Tensor(name, value, _type_of(name, value, kind))
-        for name, value in (
-            (names.get(name, name), _changed(layout, name, tensor, cover.config)) for name, tensor in published.items()
-        )
+        _Tensor(name, [several[i] for i in sorted(several)], _type_of(name, several[0], kind), name in experts)
+        for name, several in parts.items()
     ]
 
 
@@ -138,7 +157,7 @@ def _changed(layout: GGUFLayout, name: str, tensor: Tensor, config: Values) -> T
 
 
 def _type_of(name: str, tensor: Tensor, kind: str) -> str:
-    if tensor.dim() < 2 or name in _EXACT:
+    if tensor.dim() < 2 or name.endswith(_EXACT):
         return "F32"
     if kind.startswith("Q") and tensor.shape[-1] % _BLOCK:
         return "F16"
@@ -148,7 +167,7 @@ def _type_of(name: str, tensor: Tensor, kind: str) -> str:
 def _check_finite(tensors: list[_Tensor]) -> None:
     """Raise ``UserError`` if a weight is not finite in the type of its tensor."""
     for each in tensors:
-        largest = float(each.value.detach().abs().max()) if each.value.numel() else 0.0
+        largest = max(float(part.detach().abs().max()) for part in each.parts) if each.parts[0].numel() else 0.0
         if not largest <= _LARGEST.get(each.type, torch.finfo(torch.float32).max):
             raise UserError(f"{each.name} has weights that are not finite numbers of the type {each.type}")
 
@@ -164,7 +183,7 @@ def _write(file: Path, values: Mapping[str, Any], tensors: list[_Tensor]) -> Non
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         for each in tensors:
             kind = gguf.GGMLQuantizationType[each.type]
-            shape, size = _stored_shape(gguf, each.value.shape, kind)
+            shape, size = _stored_shape(gguf, each.shape, kind)
             writer.add_tensor_info(each.name, shape, np.dtype(np.uint8), size, kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -188,13 +207,14 @@ def _add(writer: Any, key: str, value: Any) -> None:
         writer.add_array(key, value)
 
 
-def _stored_shape(gguf: Any, shape: torch.Size, kind: Any) -> tuple[tuple[int, ...], int]:
+def _stored_shape(gguf: Any, shape: tuple[int, ...], kind: Any) -> tuple[tuple[int, ...], int]:
     """Return (shape in bytes, number of bytes) of a tensor in a type of GGUF."""
-    shape_in_bytes = gguf.quant_shape_to_byte_shape(tuple(shape), kind)
+    shape_in_bytes = gguf.quant_shape_to_byte_shape(shape, kind)
     return shape_in_bytes, int(np.prod(shape_in_bytes, dtype=np.int64))
 
 
 def _data(gguf: Any, tensors: list[_Tensor]) -> Iterator[np.ndarray]:
     for each in tensors:
-        plain = each.value.detach().to("cpu", torch.float32).contiguous().numpy()
-        yield gguf.quantize(plain, gguf.GGMLQuantizationType[each.type])
+        several = [part.detach().to("cpu", torch.float32) for part in each.parts]
+        plain = torch.stack(several) if each.experts else several[0]
+        yield gguf.quantize(plain.contiguous().numpy(), gguf.GGMLQuantizationType[each.type])

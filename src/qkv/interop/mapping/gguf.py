@@ -53,11 +53,22 @@ class OneMore(Way):
 
 
 @dataclass(frozen=True)
+class OneRow(Way):
+    """Vector in llama.cpp (D) of a published matrix with one row (1, D)."""
+
+    def inward(self, theirs: Any, cut: Cut) -> Tensor:
+        return theirs[0].flatten()
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        return (ours.reshape(1, -1),)
+
+
+@dataclass(frozen=True)
 class GGUFLayout:
     """Layout of a published family in GGUF.
 
     ``architecture``: published architecture of its language model; ``name``: its architecture name in llama.cpp. If
-    several families have the same name in llama.cpp, a file is read as the first of them.
+    several families have the same name in llama.cpp, a file is read as the first of them with or without experts.
     """
 
     architecture: str
@@ -74,6 +85,8 @@ class GGUFLayout:
     """Further metadata keys that llama.cpp requires -> functions that compute them from the config."""
     turned: str = ""
     """Config key of the fraction of a head that RoPE rotates; "" if it rotates whole heads."""
+    experts: bool = False
+    """True if its layers have experts, whose number is the metadata key ``EXPERTS``."""
     factors: bool = False
     """True if llama.cpp reads a tensor of factors of RoPE's frequencies (Llama 3)."""
     windows: int = 0
@@ -113,6 +126,27 @@ PAIRS = (
     Change(r"\.k_proj\.", ROTARY_PAIRS, "num_key_value_heads"),
 )
 """Conversions of queries and keys for families whose RoPE pairs are adjacent in llama.cpp."""
+EXPERTS = "expert_count"
+"""Metadata key of the number of experts of a layer."""
+
+
+def keys_of_experts(number: str, *sizes: MetadataKey) -> tuple[MetadataKey, ...]:
+    """Return the metadata keys of a family with Llama's blocks and experts, whose number is the config key ``number``.
+
+    ``sizes``: keys of the sizes of experts, if a config has them beside ``intermediate_size``.
+    """
+    return (
+        *GATED,
+        *HEADS,
+        MetadataKey(EXPERTS, number),
+        MetadataKey("expert_used_count", "num_experts_per_tok"),
+        *sizes,
+    )
+
+
+def size_of(values: Values, layout: GGUFLayout, key: str) -> int:
+    """Return the config value of the metadata key named ``key``; 1 if the family has no such key."""
+    return next((values[each.config] for each in layout.keys if each.name == key), 1)
 
 
 def width_of_head(values: Values) -> int:

@@ -12,6 +12,7 @@ from qkv.interop.families.common import experts, gated
 from qkv.interop.families.common.heads import HEAD_KEYS, language_model
 from qkv.interop.families.common.rope import partial_rope_config, rope_of
 from qkv.interop.families.decoders.experts.deepseek import BY_BIAS
+from qkv.interop.mapping import gguf
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
 from qkv.interop.registry import register
@@ -111,6 +112,19 @@ OLMOE = _family(
         "norm_topk_prob": False,
     },
     synonyms={"num_local_experts": "num_experts"},
+    gguf=gguf.GGUFLayout(
+        "OlmoeForCausalLM",
+        "olmoe",
+        gguf.keys_of_experts("num_experts"),
+        {
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "clip_qkv": None,
+            "norm_topk_prob": False,
+            "num_key_value_heads": lambda values: values["num_attention_heads"],
+        },
+        experts=True,
+    ),
 )
 FLEX_OLMO = _family(
     "FlexOlmo",

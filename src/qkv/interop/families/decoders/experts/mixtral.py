@@ -10,6 +10,8 @@ from typing import Any
 
 from qkv.interop.families.common import experts, gated
 from qkv.interop.families.common.heads import HEAD_KEYS, language_model, of_decoder
+from qkv.interop.families.decoders.qwen2 import GGUF_VALUES
+from qkv.interop.mapping import gguf
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
 from qkv.interop.registry import register
@@ -133,7 +135,19 @@ MIXTRAL = _family(
         "num_local_experts": 8,
     },
     synonyms={"num_experts": "num_local_experts"},
+    gguf=gguf.GGUFLayout(
+        "MixtralForCausalLM",
+        "llama",
+        (*gguf.keys_of_experts("num_local_experts"), gguf.ROTATED),
+        {"hidden_act": "silu", "sliding_window": None},
+        changes=gguf.PAIRS,
+        experts=True,
+    ),
 )
+_SIZE = gguf.MetadataKey("expert_feed_forward_length", "moe_intermediate_size")
+_SHARED = gguf.MetadataKey("expert_shared_feed_forward_length", "shared_expert_intermediate_size")
+_EVERY = {**GGUF_VALUES, "decoder_sparse_step": 1, "mlp_only_layers": []}
+"""Config values of Qwen's models with experts that are constants in llama.cpp."""
 _QWEN_DEFAULTS = {"vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 24, "max_position_embeddings": 32768}
 QWEN2_MOE = _family(
     "Qwen2-MoE",
@@ -155,6 +169,14 @@ QWEN2_MOE = _family(
         "norm_topk_prob": False,
         "mlp_only_layers": [],
     },
+    gguf=gguf.GGUFLayout(
+        "Qwen2MoeForCausalLM",
+        "qwen2moe",
+        gguf.keys_of_experts("num_experts", _SIZE, _SHARED),
+        {**_EVERY, "qkv_bias": True, "norm_topk_prob": False},
+        changes=(gguf.Change(r"\.shared_expert_gate\.", gguf.OneRow()),),
+        experts=True,
+    ),
 )
 QWEN3_MOE = _family(
     "Qwen3-MoE",
@@ -176,6 +198,13 @@ QWEN3_MOE = _family(
         "mlp_only_layers": [],
     },
     synonyms={"num_local_experts": "num_experts"},
+    gguf=gguf.GGUFLayout(
+        "Qwen3MoeForCausalLM",
+        "qwen3moe",
+        gguf.keys_of_experts("num_experts", _SIZE),
+        {**_EVERY, "attention_bias": False, "norm_topk_prob": True},
+        experts=True,
+    ),
 )
 
 register(MIXTRAL, QWEN2_MOE, QWEN3_MOE)
