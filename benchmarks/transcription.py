@@ -20,6 +20,7 @@ import contextlib
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
+from datetime import date
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,7 +37,7 @@ from qkv.report.table import print_table
 from qkv.runs.storage.load import load
 from qkv.runs.transcription.transcribe import transcribe
 from qkv.spec.models.quantization import Quantization
-from side_by_side import available, in_turns, parser, say_ratio, say_where
+from side_by_side import available, in_turns, parser, say_ratio, say_where, with_rows_of, write_table
 
 SIZES = {"tiny": (384, 4, 6), "base": (512, 6, 8), "small": (768, 12, 12)}
 """Width, layers of each stack, and heads."""
@@ -44,6 +45,9 @@ VOCABULARY, RATE, SECONDS = 51_865, 16_000, 30
 START, ENGLISH, TRANSCRIBE, NO_TIMES, END = 50_258, 50_259, 50_359, 50_363, 50_257
 """Ids of Whisper's multilingual tokens."""
 COMPUTE = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
+SIDES = ("qkv", "CTranslate2", "transformers")
+COLUMNS = ("model", "precision", *SIDES, "CTranslate2 / qkv", "best peer / qkv", "date")
+MEMORY_COLUMNS = ("sound", "file, MiB", "peak of Python and NumPy, MiB", "growth of the process, MiB")
 Hear = Callable[[int], list[list[int]]]
 """Number of new tokens -> tokens of each window."""
 
@@ -56,6 +60,7 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--windows", type=int, default=2, help="windows of 30 seconds")
     options.add_argument("--batch", type=int, default=1, help="windows at once")
     options.add_argument("--tokens", type=int, default=100, help="tokens of a window")
+    options.add_argument("--write", type=Path, help="page whose tables are written; other sizes stay as they are")
     options.add_argument("--memory", type=int, nargs="*", default=[60, 600], help="seconds of sounds")
     return options.parse_args()
 
@@ -212,8 +217,8 @@ def share(tokens: list[int], expected: list[int]) -> float:
     return float(np.mean(np.equal(tokens, expected))) if len(tokens) == len(expected) else 0.0
 
 
-def measure(size: str, precision: str, asked: argparse.Namespace) -> None:
-    """Compare the tokens of all sides, then time them in turns."""
+def measure(size: str, precision: str, asked: argparse.Namespace) -> list[str]:
+    """Compare the tokens of all sides, then time them in turns; return the row of the page."""
     died, count, seconds = dict[str, str](), 4 if asked.smoke else asked.tokens, asked.windows * SECONDS
     with sides(size, precision, asked, died) as runs:
         outputs = living(lambda live: {name: run(count) for name, run in live.items()}, runs, died)
@@ -233,7 +238,12 @@ def measure(size: str, precision: str, asked: argparse.Namespace) -> None:
     title = f"\nWhisper {size}, {precision}, {seconds} s of sound, {count} tokens a window, {asked.batch} at once"
     dead = [(name, how, "", "", "") for name, how in died.items() if name not in times]
     print_table(title, ["side", "real-time factor, best", "median", "spread", "same tokens"], [*rows, *dead])
-    say_ratio({name: t.best for name, t in times.items()})
+    best = {name: t.best for name, t in times.items()}
+    say_ratio(best)
+    factors = [f"{best[name] / seconds:.4f}" if name in best else died.get(name, "") for name in SIDES]
+    peer = min((taken for name, taken in best.items() if name != "qkv"), default=None)
+    ratios = [f"{taken / best['qkv']:.2f}" if taken else "" for taken in (best.get("CTranslate2"), peer)]
+    return [f"Whisper {size}", precision, *factors, *ratios, f"{date.today()}"]
 
 
 def memory_worker(pipe: Connection, folder: str, seconds: int) -> None:
@@ -259,9 +269,9 @@ def memory_worker(pipe: Connection, folder: str, seconds: int) -> None:
     serve(pipe, start)
 
 
-def measure_memory(asked: argparse.Namespace) -> None:
-    """Print the peak memory over sounds of several lengths, read from a file."""
-    rows = list[tuple[str, str, str, str]]()
+def measure_memory(asked: argparse.Namespace) -> list[list[str]]:
+    """Print the peak memory over sounds of several lengths, read from a file; return the rows of the page."""
+    rows = list[list[str]]()
     with tempfile.TemporaryDirectory() as folder:
         checkpoint(Path(folder), "tiny", smoke=True)
         for seconds in (31, 62) if asked.smoke else asked.memory:
@@ -269,9 +279,9 @@ def measure_memory(asked: argparse.Namespace) -> None:
             (Path(folder) / f"{seconds}.wav").write_bytes(data)
             with process("qkv", memory_worker, folder, seconds) as ask:
                 traced, grown = ask(None)
-            rows.append((f"{seconds} s", *(f"{size / 2**20:.1f}" for size in (len(data), traced, grown))))
-    columns = ["sound", "file, MiB", "peak of Python and NumPy, MiB", "growth of the process, MiB"]
-    print_table("\nmemory over a sound from a file, qkv", columns, rows)
+            rows.append([f"{seconds} s", *(f"{size / 2**20:.1f}" for size in (len(data), traced, grown))])
+    print_table("\nmemory over a sound from a file, qkv", MEMORY_COLUMNS, rows)
+    return rows
 
 
 def main() -> None:
@@ -280,11 +290,13 @@ def main() -> None:
     say_where("transformers", "ctranslate2", "soundfile")
     if asked.smoke:
         asked.size, asked.windows = asked.size[:1], 1
-    for size in asked.size:
-        for precision in asked.precision:
-            measure(size, precision, asked)
-    if asked.memory:
-        measure_memory(asked)
+    rows = [measure(size, precision, asked) for size in asked.size for precision in asked.precision]
+    memory = measure_memory(asked) if asked.memory else []
+    if asked.write:
+        name = "factors: transcription.py"
+        write_table(asked.write, name, COLUMNS, with_rows_of(asked.write, name, rows, keys=2))
+        if memory:
+            write_table(asked.write, "memory: transcription.py", MEMORY_COLUMNS, memory)
 
 
 if __name__ == "__main__":
