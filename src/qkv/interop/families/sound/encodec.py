@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, log2
 from typing import Any
 
-from qkv.interop.families.sound.codecs import architecture, codec, parts, strides
+from qkv.interop.families.sound.codecs import Network, architecture, codec, network_keys, network_names, parts
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import WithConstant
 from qkv.interop.mapping.family import Family
@@ -17,30 +17,16 @@ from qkv.spec.models.quantizers import ResidualQuantizer
 from qkv.spec.signals.codecs import SeaNet, WaveDecoder
 from qkv.system.errors import UserError
 
-_STRIDES, _RATE = (8, 5, 4, 2), 24_000
+_RATE = 24_000
+_NETWORK = Network(32, (8, 5, 4, 2), last_kernel_size=7, use_conv_shortcut=True, pad_mode="reflect")
 _BANDWIDTHS = (1.5, 3.0, 6.0, 12.0, 24.0)
-_PADDING = {"reflect": "reflect", "constant": "zeros", "replicate": "replicate"}
 _NORMS = {"weight_norm": "weight", "time_group_norm": "group"}
 
 
 def network(config: Config) -> SeaNet:
     """Build the network of a config."""
-    growth = config.integer("dilation_growth_rate", 2)
-    return SeaNet(
-        channels=config.size("num_filters", 32),
-        strides=strides(config, "upsampling_ratios", _STRIDES)[::-1],
-        kernel=config.size("kernel_size", 7),
-        last_kernel=config.size("last_kernel_size", 7),
-        unit_kernel=config.size("residual_kernel_size", 3),
-        dilations=tuple(growth**i for i in range(config.integer("num_residual_layers", 1))),
-        narrowing=config.size("compress", 2),
-        shortcut=config.flag("use_conv_shortcut", True),
-        lstm=config.integer("num_lstm_layers", 2),
-        causal=config.flag("use_causal_conv", True),
-        ends="each",
-        padding=config.word("pad_mode", "reflect", _PADDING),
-        norm=config.word("norm_type", "weight_norm", _NORMS),
-    )
+    norm = config.word("norm_type", "weight_norm", _NORMS)
+    return _NETWORK.read(config, lstm=config.integer("num_lstm_layers", 2), norm=norm)
 
 
 def head(config: Config) -> Head:
@@ -78,59 +64,18 @@ def config(spec: Model) -> dict[str, Any] | None:
     net, quantizer, rate = both[0].network, both[1].quantizer, both[0].rate or _RATE
     each = ceil(rate / net.hop) * ceil(log2(quantizer.codes))
     numbers = sorted({1, *(quantizer.codebooks // 2**i for i in range(8) if quantizer.codebooks >= 2**i)})
-    growth = net.dilations[1] if len(net.dilations) > 1 else 2
     return {
         "hidden_size": spec.width,
         "codebook_dim": spec.width,
         "codebook_size": quantizer.codes,
         "sampling_rate": rate,
         "target_bandwidths": [number * each / 1000 for number in numbers],
-        "num_filters": net.channels,
-        "upsampling_ratios": list(net.strides[::-1]),
-        "kernel_size": net.kernel,
-        "last_kernel_size": net.last_kernel,
-        "residual_kernel_size": net.unit_kernel,
-        "num_residual_layers": len(net.dilations),
-        "dilation_growth_rate": growth,
-        "compress": net.narrowing,
-        "use_conv_shortcut": net.shortcut,
+        **network_keys(net),
         "num_lstm_layers": net.lstm,
-        "use_causal_conv": net.causal,
-        "pad_mode": {ours: theirs for theirs, ours in _PADDING.items()}[net.padding],
         "norm_type": {ours: theirs for theirs, ours in _NORMS.items()}.get(net.norm),
         "audio_channels": 1,
         "normalize": False,
     }
-
-
-def network_names(ours: str, theirs: str) -> tuple[NameRule, ...]:
-    """Return the names of the convolutions of one network."""
-    places = {
-        "{layer}": "{layer}.conv",
-        **{f"{{layer}}.steps.{i}": f"{{layer}}.block.{i}.conv" for i in (1, 3)},
-        "{layer}.shortcut": "{layer}.shortcut.conv",
-    }
-    tensors = {
-        "gain": "parametrizations.weight.original0",
-        "direction": "parametrizations.weight.original1",
-        "weight": "weight",
-        "bias": "bias",
-    }
-    rows = [
-        NameRule(f"{ours}.{place}.{name}", f"{theirs}.{published}.{tensor}")
-        for place, published in places.items()
-        for name, tensor in tensors.items()
-    ]
-    norms = [
-        NameRule(f"{ours}.{place}.norm.*", f"{theirs}.{published.removesuffix('conv')}norm.*")
-        for place, published in places.items()
-    ]
-    lstm = [
-        NameRule(f"{ours}.{{layer}}.lstm.{kind}_{side}_l{{depth}}", f"{theirs}.{{layer}}.lstm.{kind}_{side}_l{{depth}}")
-        for kind in ("weight", "bias")
-        for side in ("ih", "hh")
-    ]
-    return (*rows, *norms, *lstm)
 
 
 _FILLED = WithConstant(1.0, what="the mark of a codebook with values", shape=(1,))

@@ -7,8 +7,7 @@ from typing import Any
 
 from qkv.interop.families.common import gated
 from qkv.interop.families.common.activations import INWARD, OUTWARD
-from qkv.interop.families.sound.codecs import architecture, strides
-from qkv.interop.families.sound.encodec import network_names
+from qkv.interop.families.sound.codecs import Network, architecture, network_keys, network_names
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.conversions import QKV, Broadcast, MeanOfSums, WithConstant
 from qkv.interop.mapping.family import Family
@@ -22,31 +21,17 @@ from qkv.spec.parts import LayerNorm, NoNorm, Scaled
 from qkv.spec.signals.codecs import DecoderBlocks, SeaNet, WaveDecoder, WaveEncoder
 from qkv.system.errors import UserError
 
-_STRIDES, _RATE = (8, 6, 5, 4), 24_000
+_RATE = 24_000
+_NETWORK = Network(64, (8, 6, 5, 4), last_kernel_size=3, use_conv_shortcut=False, pad_mode="constant")
 _FRAME_RATES = "frame_rate", "_frame_rate"
 """Keys of the codes a second, in published files and as the library writes it."""
-_PADDING = {"constant": "zeros", "reflect": "reflect", "replicate": "replicate"}
 
 
 def network(config: Config) -> SeaNet:
     """Build the network of a config."""
     config.fixed("audio_channels", 1, "the channels of the sound, such as stereo")
     config.fixed("trim_right_ratio", 1.0, "which outputs of the decoder are cut off")
-    growth = config.integer("dilation_growth_rate", 2)
-    return SeaNet(
-        channels=config.size("num_filters", 64),
-        strides=strides(config, "upsampling_ratios", _STRIDES)[::-1],
-        kernel=config.size("kernel_size", 7),
-        last_kernel=config.size("last_kernel_size", 3),
-        unit_kernel=config.size("residual_kernel_size", 3),
-        dilations=tuple(growth**i for i in range(config.integer("num_residual_layers", 1))),
-        narrowing=config.size("compress", 2),
-        shortcut=config.flag("use_conv_shortcut", False),
-        causal=config.flag("use_causal_conv", True),
-        ends="each",
-        padding=config.word("pad_mode", "constant", _PADDING),
-        norm="none",
-    )
+    return _NETWORK.read(config, norm="none")
 
 
 def stride(config: Config) -> int:
@@ -151,7 +136,7 @@ def config(spec: Model) -> dict[str, Any] | None:
         "upsample_groups": decoder.groups,
         **rope,
         **_rates(encoder.rate or _RATE, net.hop, decoder.stride),
-        **_network_keys(net),
+        **network_keys(net),
     }
 
 
@@ -160,22 +145,6 @@ def _rates(rate: int, hop: int, stride: int) -> dict[str, Any]:
     vectors = ceil(rate / hop)
     usual = int(vectors / (rate / (2 * hop))) == stride
     return {"sampling_rate": rate, **({} if usual else {"frame_rate": vectors / (stride + 0.25)})}
-
-
-def _network_keys(net: SeaNet) -> dict[str, Any]:
-    return {
-        "num_filters": net.channels,
-        "upsampling_ratios": list(net.strides[::-1]),
-        "kernel_size": net.kernel,
-        "last_kernel_size": net.last_kernel,
-        "residual_kernel_size": net.unit_kernel,
-        "num_residual_layers": len(net.dilations),
-        "dilation_growth_rate": net.dilations[1] if len(net.dilations) > 1 else 2,
-        "compress": net.narrowing,
-        "use_conv_shortcut": net.shortcut,
-        "use_causal_conv": net.causal,
-        "pad_mode": {ours: theirs for theirs, ours in _PADDING.items()}[net.padding],
-    }
 
 
 def _block_names(ours: str, theirs: str) -> tuple[NameRule, ...]:
