@@ -1,6 +1,6 @@
 """Wide path: a linear map from features of the whole row, beside a model, the deep path (Cheng et al. 2016).
 
-It belongs to a run and not to its model, which does not know it: ``Task.outputs`` joins the outputs of both.
+It belongs to a run and not to its model, which does not know it: the task joins the outputs of both.
 """
 
 from __future__ import annotations
@@ -27,33 +27,20 @@ DEEP, WIDE = 0, 1
 
 
 class WidePath(nn.Module):
-    """Base class of wide paths, linear maps with table (F, C) and bias (C). Constructor: ``cls(part, num_outputs)``.
+    """Base class of wide paths. Constructor: ``cls(part, num_outputs)``.
 
-    ``qkv.training.wide.fit`` fits table and bias; they are not trained by gradient descent.   share (2): factors a and
-    b in outputs = a · deep + b · wide, fitted after training; (1, 0) until then.   used (2): 1 for each path that
-    evaluation computes, 0 for a path whose factor is 0.
+    ``qkv.training.wide`` fits them; they are not trained by gradient descent.   share (2): factors a and b of the deep
+    and the wide path, fitted after training; (1, 0) until then.   used (2): 1 for each path that evaluation computes,
+    0 for a path whose factor is 0.
     """
 
-    per_position: bool = False
-    """True if the path has outputs for each position, (B, N, C), instead of each row."""
     share: Tensor
     used: Tensor
 
-    def __init__(self, features: int, num_outputs: int):
+    def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.zeros(features, num_outputs), requires_grad=False)
-        self.bias = nn.Parameter(torch.zeros(num_outputs), requires_grad=False)
         self.register_buffer("share", torch.tensor([1.0, 0.0]))
         self.register_buffer("used", torch.tensor([1, 0]))
-
-    @abstractmethod
-    def forward(self, signal: Signal) -> Tensor:
-        """Compute outputs (B, C) from the features of each row. Raises ``UserError`` if the signal has no features."""
-
-    @property
-    def num_outputs(self) -> int:
-        """Number of outputs per row, C."""
-        return self.table.shape[1]
 
     def reads(self, path: int) -> bool:
         """Return True if ``path``, DEEP or WIDE, is computed in evaluation."""
@@ -63,6 +50,30 @@ class WidePath(nn.Module):
         """Set the factors a and b of the deep and the wide path."""
         self.share.copy_(torch.tensor([deep, wide]))
         self.used.copy_((self.share != 0).long())
+
+
+class LinearPath(WidePath):
+    """Base class of linear maps with table (F, C) and bias (C), whose outputs are added to those of the model.
+
+    outputs = a · deep + b · wide.
+    """
+
+    per_position: bool = False
+    """True if the path has outputs for each position, (B, N, C), instead of each row."""
+
+    def __init__(self, features: int, num_outputs: int):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(features, num_outputs), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(num_outputs), requires_grad=False)
+
+    @abstractmethod
+    def forward(self, signal: Signal) -> Tensor:
+        """Compute outputs (B, C) from the features of each row. Raises ``UserError`` if the signal has no features."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs per row, C."""
+        return self.table.shape[1]
 
     def joined(
         self, model: Transformer, signal: Signal, tap: Tap | None = None, memory: Memory | Memories | None = None
@@ -97,7 +108,7 @@ def _bag(signal: Signal) -> FeatureBag:
 
 
 @implements(spec.Ngrams)
-class Ngrams(WidePath):
+class Ngrams(LinearPath):
     """Linear map of TF-IDF weights of hashed n-grams: (B, F) ids and counts -> Σ_f t_f W[id_f] + c, (B, C).
 
     The spec defines t_f. idf is fitted, too.
@@ -125,7 +136,7 @@ class Ngrams(WidePath):
 
 
 @implements(spec.Features)
-class Features(WidePath):
+class Features(LinearPath):
     """Linear map of the simple features of a value: (B, F) -> ((x - mean) / deviation) W + c, (B, C).
 
     mean and deviation (F) are fitted, too.
@@ -195,7 +206,7 @@ class PairFeatures(Features):
 
 
 @implements(spec.LinearWindow)
-class LinearWindow(WidePath):
+class LinearWindow(LinearPath):
     """Linear map of the standardised window of one channel, (B, S, 1 + K) -> W^T z + c, (B, C); it ignores K
     covariates.
 
@@ -234,6 +245,30 @@ class LinearWindow(WidePath):
         return (torch.searchsorted(places.contiguous(), steps.contiguous(), right=True) - 1).clamp(min=0)
 
 
+@implements(spec.PairMap)
+class PairMap(WidePath):
+    """Linear maps of the features of two inputs into one space: v = L(features) / |L(features)|, (B, A).
+
+    first, second: the linear map of each input. A deep vector u of an input and v are joined to (√a u, √b v), whose
+    similarity is a · that of the deep path + b · that of this path; a + b = 1.
+    """
+
+    def __init__(self, part: spec.PairMap, num_outputs: int):
+        super().__init__()
+        self.first, self.second = (build_linear(each, part.axes) for each in (part.first, part.second))
+
+    def joined(self, deep: Tensor | None, signal: Signal, path: LinearPath) -> Tensor:
+        """Join the deep vectors (B, P), None if a is 0, with those of ``path``, first or second, for its ``signal``."""
+        if not self.reads(WIDE):
+            assert deep is not None
+            return deep
+        vectors = F.normalize(path(signal), dim=-1)
+        if deep is None:
+            return vectors
+        a, b = self.share.sqrt()
+        return torch.cat((a * deep, b * vectors), -1)
+
+
 def num_parameters(model: Transformer, wide: WidePath | None) -> int:
     """Return the number of parameters of a model and of the wide path beside it."""
     modules = [model] if wide is None else [model, wide]
@@ -241,5 +276,12 @@ def num_parameters(model: Transformer, wide: WidePath | None) -> int:
 
 
 def build_wide(part: spec.WidePath, num_outputs: int) -> WidePath:
-    """Build the module of a wide path with ``num_outputs`` outputs per row."""
+    """Build the module of a wide path beside a model with ``num_outputs`` outputs per row."""
     return implementation(part, "qkv.models")(part, num_outputs)
+
+
+def build_linear(part: spec.WidePath, num_outputs: int) -> LinearPath:
+    """Build the module of a linear map with ``num_outputs`` outputs per row."""
+    path = build_wide(part, num_outputs)
+    assert isinstance(path, LinearPath)
+    return path

@@ -17,7 +17,7 @@ from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Model
 from qkv.spec.models.quantization import Quantization
 from qkv.spec.models.start import RandomStart, Start
-from qkv.spec.models.wide import WidePath
+from qkv.spec.models.wide import PairMap, WidePath
 from qkv.spec.processors import Processor
 from qkv.spec.recipes.results import Published, Reached, Result, Typed, reached
 from qkv.spec.tasks import NextToken, Reads, Task
@@ -170,6 +170,18 @@ class Recipe(Spec):
                 f"the front end {stack.frontend.kind!r} does not read {name!r}, which is {kind}; use one of {kinds}"
             )
             problems.append(Problem(("model", *path, "frontend"), sentence))
+        return problems + self._pair_map_problems()
+
+    def _pair_map_problems(self) -> list[Problem]:
+        """Return the errors if the wide path of two inputs reads n-grams of what is no text, or values of a text."""
+        if not isinstance(self.wide, PairMap):
+            return []
+        problems, parts = list[Problem](), (self.wide.first, self.wide.second)
+        for side, part, name in zip(("first", "second"), parts, self.data.inputs, strict=True):
+            if part.of_values != (name in self.data.processors):
+                needed = "'features' or 'hog'" if name in self.data.processors else "'ngrams'"
+                sentence = f"{part.kind!r} does not read the input {name!r}; use {needed}"
+                problems.append(Problem(("wide", side), sentence))
         return problems
 
     def _input_problems(self) -> list[Problem]:
@@ -251,7 +263,8 @@ class Recipe(Spec):
         ]
 
     def _wide_problems(self) -> list[Problem]:
-        sentence = "" if self.wide is None else self.wide.misfit(self.model.frontend, self.model.head)
+        stack = self.model.encoder or self.model
+        sentence = "" if self.wide is None else self.wide.misfit(stack.frontend, self.model.head)
         return [Problem(("wide",), sentence)] if sentence else []
 
     def _encoder_problems(self) -> list[Problem]:

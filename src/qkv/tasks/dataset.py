@@ -299,6 +299,9 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
     fitted = _with_both if recipe.task.separates_inputs else _with_processor
     model, processor = fitted(recipe, vocabulary), vocabulary.processor
     wide = recipe.wide if recipe.wide is None or processor is None else recipe.wide.of_processor(processor)
+    if wide is not None and recipe.task.separates_inputs:
+        first, second = (vocabulary.processors.get(name) for name in recipe.data.inputs)
+        wide = wide.of_both(first, second)
     if model.frontend.reads_tokens and (vocabulary.has_text or model.frontend.inputs_read):
         size = vocabulary.target.vocab_size if vocabulary.has_text else 1
         model = _with_frontend(model, size, ("model",))

@@ -165,8 +165,7 @@ class SignalReader(InputReader):
         if self.counts:
             signal = with_bags(signal, [row.bag for row in rows if row.bag is not None])
         elif self.wide is not None:
-            features = np.stack([row.features for row in rows if row.features is not None])
-            signal = with_features(signal, Signal(torch.from_numpy(features.astype(np.float32, copy=False))))
+            signal = with_vectors(signal, [row.features for row in rows if row.features is not None])
         return signal, None
 
     def frames_read(self, row: EncodedRow, count: int) -> list[str]:
@@ -325,6 +324,11 @@ def with_bags(signal: Signal, bags: Sequence[Bag], owners: Tensor | None = None)
     counts, _ = padded([bag.counts for bag in bags], dtype=np.float32)
     rows = slice(None) if owners is None else owners
     return with_features(signal, FeatureBag(ids[rows], counts=counts[rows]))
+
+
+def with_vectors(signal: Signal, features: Sequence[np.ndarray]) -> Signal:
+    """Return a copy of a signal with the features (F,) of each row."""
+    return with_features(signal, Signal(torch.from_numpy(np.stack(features).astype(np.float32, copy=False))))
 
 
 def _split(types: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:

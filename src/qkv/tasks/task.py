@@ -15,7 +15,7 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.layers.context import Memories, Memory
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
-from qkv.models.wide import WidePath
+from qkv.models.wide import LinearPath, WidePath
 from qkv.spec import tokenizers
 from qkv.spec.data import Data
 from qkv.spec.generation import Generation
@@ -152,7 +152,7 @@ class Task(ABC):
     temperature: float = 1.0
     """Softmax temperature: divisor of label logits, fitted after training (``tasks/metrics/calibration``)."""
     wide: WidePath | None = None
-    """Wide path of the run, whose outputs are added to those of the model in evaluation; None if it has none."""
+    """Wide path of the run, whose outputs are joined with those of the model in evaluation; None if it has none."""
     processor: Processor | None = None
     """Spec of the processor of the input; None for text."""
     metric: ClassVar[str] = "loss"
@@ -196,6 +196,7 @@ class Task(ABC):
         """
         if self.wide is None or model.training:
             return model(signal, tap=tap, memory=memory)[0]
+        assert isinstance(self.wide, LinearPath)
         return self.wide.joined(model, signal, tap, memory)
 
     @abstractmethod

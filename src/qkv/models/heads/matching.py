@@ -78,13 +78,23 @@ class Matcher(Head):
             softmax   -½ Σ_ij y_ij / n_i (log softmax_j S_ij + log softmax_j S_ji)
             sigmoid   -Σ_ij log σ((2 y_ij - 1) S_ij)
         """
-        scores = self.scores(outputs[:, 0], outputs[:, 1])
+        return self.loss_of_scores(self.scores(outputs[:, 0], outputs[:, 1]), targets)
+
+    def loss_of_scores(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of the scores S (B, B) of all pairs of rows, summed over rows."""
         matches = (targets[:, None] == targets[None]).any(-1)
         if self.part.objective == "sigmoid":
             return F.binary_cross_entropy_with_logits(scores, matches.to(scores), reduction="sum")
         shares = matches / matches.sum(1, keepdim=True)
         both = scores.log_softmax(1) + scores.T.log_softmax(1)
         return -(shares * both).sum() / 2
+
+    @torch.no_grad()
+    def set_scale(self, scale: float, offset: float) -> None:
+        """Set the scale s, which is bounded, and the offset z of heads that have one."""
+        self.scale.fill_(math.log(min(scale, LARGEST_SCALE)))
+        if self.offset is not None:
+            self.offset.fill_(offset)
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field
@@ -40,6 +41,10 @@ class WidePath(Part, slot=True):
 
     def of_processor(self, processor: Processor) -> Self:
         """Return a copy for the values of a fitted processor; by default unchanged."""
+        return self
+
+    def of_both(self, first: Processor | None, second: Processor | None) -> Self:
+        """Return a copy for two inputs and their fitted processors, None for texts; by default unchanged."""
         return self
 
     def misfit(self, frontend: Frontend, head: Head) -> str:
@@ -180,3 +185,54 @@ class LinearWindow(WidePath, kind="dlinear"):
             return ""
         sentence = "'dlinear' adds to forecasts of the front end series_patches(channels=apart, normalise=window)"
         return f"{sentence}; leave it out, or use this front end"
+
+
+class Nearest(Features, kind="nearest"):
+    """Texts of the training rows: the text of the row whose input has the most similar simple features.
+
+    It competes with the model that writes texts: after training, the run keeps what is better on the validation split.
+    """
+
+    noun = "nearest neighbour"
+    rows: int | None = Field(default=None, gt=0, description="training rows; filled in from the data")
+    size: int | None = Field(default=None, ge=0, description="bytes of their texts; filled in from the data")
+
+    def of_texts(self, texts: Sequence[str]) -> Self:
+        """Return a copy for the texts of the training rows; a copy that knows its size stays as it is."""
+        if self.rows is not None:
+            return self
+        return self.changed(rows=len(texts), size=sum(len(text.encode()) for text in texts))
+
+    def misfit(self, frontend: Frontend, head: Head) -> str:
+        if frontend.processor is None or head.kind != "language_model":
+            return "'nearest' finds texts of images or other signals; use it for captions, or leave it out"
+        return ""
+
+
+class PairMap(WidePath, kind="pair_map"):
+    """Linear maps of the features of two inputs, such as an image and a text, into one space of vectors.
+
+    The vectors of the second input are its features on their principal axes; ridge regression predicts them from the
+    features of the first. Similarity = a · that of the model's vectors + b · that of these; a + b = 1.
+    """
+
+    noun = "linear map"
+    first: WidePath = Field(description="features of the first input")
+    second: WidePath = Field(description="features of the second input")
+    axes: int = Field(default=256, ge=1, le=LARGEST, description="maximum number of principal axes")
+
+    def of_both(self, first: Processor | None, second: Processor | None) -> Self:
+        parts = zip((self.first, self.second), (first, second), strict=True)
+        fitted = [part if each is None else part.of_processor(each) for part, each in parts]
+        return self.changed(first=fitted[0], second=fitted[1])
+
+    def problems(self) -> list[Problem]:
+        sentence = "a map of two inputs reads 'ngrams' of a text, or 'features' or 'hog' of another input, not {}"
+        parts = {"first": self.first, "second": self.second}
+        wrong = {name: part.kind for name, part in parts.items() if type(part) not in (Ngrams, Features, Gradients)}
+        return [Problem((name,), sentence.format(repr(kind))) for name, kind in wrong.items()]
+
+    def misfit(self, frontend: Frontend, head: Head) -> str:
+        if head.kind == "matching":
+            return ""
+        return "'pair_map' compares vectors of two inputs; use the head 'matching', or leave the wide path out"

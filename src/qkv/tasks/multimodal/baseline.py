@@ -15,7 +15,7 @@ from qkv.tasks.multimodal.pair_inputs import PairInput, PairInputs
 
 _MOST_ROWS, _AXES = 10_000, 256
 """Maximum numbers of training rows, evenly spaced, and of principal axes of the features of an input."""
-_PENALTIES = (0.1, 1.0, 10.0, 100.0, 1000.0)
+PENALTIES = (0.1, 1.0, 10.0, 100.0, 1000.0)
 _FEWEST = 10
 
 
@@ -28,7 +28,7 @@ def matching_baselines(dataset: ExampleDataset, split: str, inputs: PairInputs) 
     second input of the training row whose first input is most similar.
     """
     rows, examples = dataset.fitted_on or [], dataset.fitted_examples or []
-    indices = np.unique(np.linspace(0, len(examples) - 1, min(len(examples), _MOST_ROWS)).round().astype(int))
+    indices = spread(len(examples))
     unseen = dataset.examples[split]
     if len(indices) < _FEWEST or not unseen:
         return {}
@@ -40,7 +40,7 @@ def matching_baselines(dataset: ExampleDataset, split: str, inputs: PairInputs) 
     if len(pairs) < len(features):
         return {}
     (first, first_unseen), (second, second_unseen) = pairs
-    linear = metric_library("sklearn.linear_model").RidgeCV(alphas=_PENALTIES).fit(first, second)
+    linear = metric_library("sklearn.linear_model").RidgeCV(alphas=PENALTIES).fit(first, second)
     nearest = second[(_unit(first_unseen) @ _unit(first).T).argmax(1)]
     contents = np.array([example.fields.contents for example in unseen])
     guesses = {"linear_map": linear.predict(first_unseen), "nearest_neighbour": nearest}
@@ -48,6 +48,11 @@ def matching_baselines(dataset: ExampleDataset, split: str, inputs: PairInputs) 
         f"recall_1_of_{name}": both_ways("a", "b", _unit(second_unseen) @ _unit(guess).T, contents)["recall_1"]
         for name, guess in guesses.items()
     }
+
+
+def spread(rows: int) -> list[int]:
+    """Return the indices of all of ``rows`` rows, or of evenly spaced ones if they are more than a linear map needs."""
+    return np.unique(np.linspace(0, rows - 1, min(rows, _MOST_ROWS)).round().astype(int)).tolist()
 
 
 def _features(

@@ -8,26 +8,32 @@ from typing import Any
 
 import numpy as np
 
+from qkv.data.corpora.corpus import TRAIN
 from qkv.data.processors.processor import Processor
-from qkv.data.records.model import Role
+from qkv.data.records.model import Records, Role
+from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
 from qkv.models.alignment import alignment
+from qkv.models.nearest import Nearest
 from qkv.models.transformer import Transformer
+from qkv.models.wide import DEEP
 from qkv.ops.at_least_single import at_least_single
+from qkv.spec.models.wide import Nearest as NearestSpec
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Captioning
 from qkv.system.errors import UserError
 from qkv.tasks.dataset import Dataset, Example, ExampleDataset
+from qkv.tasks.example_task import Truncation, text_in
 from qkv.tasks.metrics.caption_metrics import cider
 from qkv.tasks.metrics.text_metrics import metric_library
+from qkv.tasks.multimodal.baseline import spread
 from qkv.tasks.pairs.pairs import marks
 from qkv.tasks.pairs.signal_to_text import SignalToTextTask
 from qkv.tasks.task import Evaluation, Totals
 
 _SHOWN, _WORDS = 12, 12
 """Numbers of captions in the report, and of tokens whose attention is drawn."""
-_MOST_ROWS = 10_000
 _NOTE = "Cross-attention of the last layer, mean over heads, when each token was written: bright places were read."
 
 
@@ -46,6 +52,47 @@ class CaptioningTask(SignalToTextTask):
     )
     asks = ("image",)
     metric = "cider"
+
+    def completed(self, recipe: Recipe, records: Records) -> Recipe:
+        recipe = super().completed(recipe, records)
+        if not isinstance(recipe.wide, NearestSpec):
+            return recipe
+        rows = records.splits[TRAIN]
+        return recipe.changed(wide=recipe.wide.of_texts([text_in(rows[i], "target") for i in spread(len(rows))]))
+
+    def write(
+        self,
+        model: Transformer,
+        vocabulary: Vocabulary,
+        recipe: Recipe,
+        rows: Sequence[Mapping[str, Any]],
+        cut: Truncation | None = None,
+    ) -> list[str]:
+        if not isinstance(self.wide, Nearest) or self.wide.reads(DEEP):
+            return super().write(model, vocabulary, recipe, rows, cut)
+        processor = self.processor_of(vocabulary)
+        try:
+            features = _features(processor, [processor.read(row[self.asks[0]]) for row in rows])
+        except Unusable as error:
+            raise UserError(str(error)) from None
+        assert features is not None
+        return self.wide.nearest(features) if len(features) else []
+
+    def fit_nearest(self, dataset: ExampleDataset) -> int:
+        """Keep the features and texts of the training rows in the wide path; return the number of rows."""
+        assert isinstance(self.wide, Nearest)
+        features, texts = self._known(dataset)
+        assert features is not None
+        self.wide.place(features, texts)
+        return len(texts)
+
+    def _known(self, dataset: ExampleDataset) -> tuple[np.ndarray | None, list[str]]:
+        """Return (simple features of training rows, None if there are none; their captions)."""
+        examples, rows = [*(dataset.fitted_examples or ())], [*(dataset.fitted_on or ())]
+        indices = spread(len(examples))
+        processor = self.processor_of(dataset.vocabulary)
+        features = _features(processor, [self._signal_of(examples[i]) for i in indices])
+        return features, [rows[i]["target"] for i in indices]
 
     def compare(self, written: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Evaluation:
         references = _references(rows, self.asks[0])
@@ -71,16 +118,14 @@ class CaptioningTask(SignalToTextTask):
         """Return the caption of the most similar training image for each image of a split, by the cosine of simple
         features; None without such features.
         """
-        examples, rows = [*(dataset.fitted_examples or ())], [*(dataset.fitted_on or ())]
-        indices = np.unique(np.linspace(0, len(examples) - 1, min(len(examples), _MOST_ROWS)).round().astype(int))
-        processor = self.processor_of(dataset.vocabulary)
-        training = _features(processor, [self._signal_of(examples[i]) for i in indices])
-        unseen = _features(processor, [self._signal_of(example) for example in dataset.examples[split]])
+        training, texts = self._known(dataset)
+        values = [self._signal_of(example) for example in dataset.examples[split]]
+        unseen = _features(self.processor_of(dataset.vocabulary), values)
         if training is None or unseen is None:
             return None
         mean, deviation = training.mean(0), training.std(0) + 1e-6
         training, unseen = (_unit((x - mean) / deviation) for x in (training, unseen))
-        return [rows[indices[i]]["target"] for i in (unseen @ training.T).argmax(1)]
+        return [texts[i] for i in (unseen @ training.T).argmax(1)]
 
     def _signal_of(self, example: Example) -> Any:
         """Return the encoded image of an example."""
@@ -105,6 +150,8 @@ class CaptioningTask(SignalToTextTask):
         if not drawn:
             return []
         section = {"kind": "pictures", "title": "Captions, and those of the data", "pictures": drawn}
+        if self.wide is not None and not self.wide.reads(DEEP):
+            return [section]  # the model did not write them
         return [section, *self._attention(model, vocabulary, processor, rows[0], written[0])]
 
     def _attention(

@@ -15,10 +15,12 @@ from qkv.data.batching.batch import INPUT, SOURCE, Batch
 from qkv.data.records.model import Records
 from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
+from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
 from qkv.models.heads.matching import Matcher
 from qkv.models.transformer import Transformer
+from qkv.models.wide import DEEP, PairMap
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.data import NO_DATA, Data
 from qkv.spec.recipe import Recipe
@@ -30,7 +32,7 @@ from qkv.tasks.example_task import ExampleTask, Reader, Rows, column, encode_row
 from qkv.tasks.inputs import input_roles
 from qkv.tasks.metrics.retrieval_metrics import both_ways
 from qkv.tasks.multimodal.baseline import matching_baselines
-from qkv.tasks.multimodal.pair_inputs import EncodedPair, PairInput, PairInputs, pair_inputs_of
+from qkv.tasks.multimodal.pair_inputs import EncodedPair, PairInput, PairInputs, pair_inputs_of, with_wide
 from qkv.tasks.task import Evaluation, Observed, Totals
 
 _AT_ONCE = 64
@@ -84,7 +86,8 @@ class MatchingTask(ExampleTask):
 
         def collate(rows: Sequence[EncodedPair]) -> Batch:
             first, second = (
-                entry.signal([row.values[i] for row in rows]) for i, entry in enumerate((inputs.first, inputs.second))
+                with_wide(entry.signal([row.values[i] for row in rows]), [row.features[i] for row in rows])
+                for i, entry in enumerate(inputs)
             )
             contents = torch.tensor([row.contents for row in rows])
             return Batch.of(second, contents, first, len(rows))
@@ -102,9 +105,20 @@ class MatchingTask(ExampleTask):
         return changed
 
     def row_outputs(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
-        """Compute the vectors (B, 2, P) of the rows of a batch: of the blocks, and of the encoder."""
+        """Compute the vectors (B, 2, P) of the rows of a batch: of the blocks, and of the encoder.
+
+        In evaluation they are joined with those of the wide path.
+        """
         assert batch.source is not None
-        return model(batch.input, memory=model.encode(batch.source, tap), tap=tap)[0]
+        wide = self.wide if isinstance(self.wide, PairMap) and not model.training else None
+        deep = None
+        if wide is None or wide.reads(DEEP):
+            deep = model(batch.input, memory=model.encode(batch.source, tap), tap=tap)[0]
+        if wide is None:
+            return deep
+        of_blocks, encoded = (None, None) if deep is None else deep.unbind(1)
+        sides = (of_blocks, batch.input, wide.second), (encoded, batch.source, wide.first)
+        return torch.stack([wide.joined(*side) for side in sides], 1)
 
     def summed_loss(self, model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
         return model.head.loss(self.row_outputs(model, batch, tap), batch.targets)
@@ -167,14 +181,20 @@ class MatchingTask(ExampleTask):
             raise UserError(f"the run reads {' and '.join(self.names)}, not {name!r}")
         rows, done = [{name: value} for value in values], list[Tensor]()
         for begin in range(0, len(rows), _AT_ONCE):
-            encoded = [_read(entry, row) for row in rows[begin : begin + _AT_ONCE]]
-            signal = entry.signal(encoded).to(model.device)
+            signal = _signal(entry, rows[begin : begin + _AT_ONCE]).to(model.device)
             with torch.inference_mode(), evaluating(model):
-                if entry is inputs.first:
-                    done.append(_head(model).encoded(model.encode(signal)).cpu())
-                else:
-                    done.append(model(signal)[0][:, 0].cpu())
+                done.append(self._side(model, signal, entry is inputs.first).cpu())
         return at_least_single(torch.cat(done)) if done else torch.zeros(0, 1)
+
+    def _side(self, model: Transformer, signal: Signal, first: bool) -> Tensor:
+        """Compute the vectors (B, P) of one input, the first or the second, joined with those of the wide path."""
+        wide, deep = self.wide, None
+        if wide is None or wide.reads(DEEP):
+            deep = _head(model).encoded(model.encode(signal)) if first else model(signal)[0][:, 0]
+        if isinstance(wide, PairMap):
+            return wide.joined(deep, signal, wide.first if first else wide.second)
+        assert deep is not None
+        return deep
 
 
 def _names(data: Data) -> tuple[str, str]:
@@ -189,11 +209,14 @@ def _head(model: Transformer) -> Matcher:
     return head
 
 
-def _read(entry: PairInput, row: Mapping[str, Any]) -> Any:
+def _signal(entry: PairInput, rows: Sequence[Mapping[str, Any]]) -> Signal:
+    """Encode one input of rows, with what the wide path reads of it. Raises ``UserError`` for an unusable value."""
     try:
-        return entry.read(row)
+        values = [entry.read(row) for row in rows]
     except Unusable as error:
         raise UserError(str(error)) from None
+    features = [] if entry.wide is None else map(entry.wide_features, rows, values)
+    return with_wide(entry.signal(values), [*features])
 
 
 def _found(

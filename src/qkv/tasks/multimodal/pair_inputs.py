@@ -9,19 +9,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.data.batching.padding import lengths_or_none, padded
+from qkv.data.features.ngrams import Bag, bag_of
 from qkv.data.processors.processor import build_processor
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
+from qkv.spec.models.wide import PairMap, WidePath
 from qkv.spec.recipe import Recipe
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import leaves
 from qkv.tasks.example_task import Truncation, text_in
+from qkv.tasks.inputs import with_bags, with_vectors
 
 
 class EncodedPair(NamedTuple):
-    """Encoded inputs of a row, and a number for the content of each: equal inputs have equal numbers."""
+    """Encoded inputs of a row, and a number for the content of each: equal inputs have equal numbers.
+
+    features: what the wide path reads of each input, features (F,) or a bag; None without one.
+    """
 
     values: tuple[Any, Any]
     contents: tuple[int, int]
+    features: tuple[Any, Any] = (None, None)
 
 
 class PairInput:
@@ -29,6 +37,8 @@ class PairInput:
 
     name: str
     is_text = False
+    wide: WidePath | None = None
+    """Part of the wide path that reads this input; None if there is none."""
 
     def read(self, row: Mapping[str, Any]) -> Any:
         """Encode the input of a row. Raises ``Unusable`` or ``UserError``."""
@@ -61,6 +71,10 @@ class PairInput:
     def features(self, values: Sequence[Any]) -> np.ndarray | None:
         """Return simple features (rows, F) of encoded values for a linear baseline; None if they have none."""
         return None
+
+    def wide_features(self, row: Mapping[str, Any], value: Any) -> Any:
+        """Return what the wide path reads of the input of a row, ``value`` when encoded: features (F,), or a bag."""
+        raise NotImplementedError
 
     def notes(self, examples: int) -> list[str]:
         """Return messages about what was left out; ``examples``: number of rows."""
@@ -98,6 +112,13 @@ class ProcessorInput(PairInput):
         rows = [row for row in map(self.processor.features, values) if row is not None]
         return np.stack(rows) if len(rows) == len(values) else None
 
+    def wide_features(self, row: Mapping[str, Any], value: Any) -> np.ndarray:
+        assert self.wide is not None
+        features = self.processor.read_by(value, self.wide)
+        if features is None:
+            raise UserError(f"wide: {self.wide.kind!r} finds no features in the input {self.name!r}; leave wide out")
+        return features
+
     def notes(self, examples: int) -> list[str]:
         return self.processor.notes()
 
@@ -125,6 +146,10 @@ class TextInput(PairInput, Truncation):
     def shown(self, row: Mapping[str, Any]) -> str:
         return str(row[self.name])
 
+    def wide_features(self, row: Mapping[str, Any], value: Any) -> Bag:
+        assert self.wide is not None
+        return bag_of(self.wide, [text_in(row, self.name)])
+
     def notes(self, examples: int) -> list[str]:
         return Truncation.notes(self, examples)
 
@@ -138,7 +163,11 @@ class PairInputs(NamedTuple):
     def read(self, row: Mapping[str, Any]) -> EncodedPair:
         """Encode both inputs of a row. Raises ``Unusable`` or ``UserError``."""
         first, second = (entry.read(row) for entry in self)
-        return EncodedPair((first, second), (content_of(first), content_of(second)))
+        contents = content_of(first), content_of(second)
+        if self.first.wide is None or self.second.wide is None:
+            return EncodedPair((first, second), contents)
+        features = self.first.wide_features(row, first), self.second.wide_features(row, second)
+        return EncodedPair((first, second), contents, features)
 
     def notes(self, examples: int) -> list[str]:
         """Return messages of both readers."""
@@ -151,12 +180,22 @@ def pair_inputs_of(recipe: Recipe, vocabulary: Vocabulary) -> PairInputs:
     assert encoder is not None
     first, second = recipe.data.inputs
     lengths = (encoder.context_length, model.context_length)
-    return PairInputs(
+    inputs = PairInputs(
         *(
             ProcessorInput(name, vocabulary) if name in vocabulary.processors else TextInput(name, vocabulary, room)
             for name, room in zip((first, second), lengths, strict=True)
         )
     )
+    if isinstance(recipe.wide, PairMap):
+        inputs.first.wide, inputs.second.wide = recipe.wide.first, recipe.wide.second
+    return inputs
+
+
+def with_wide(signal: Signal, features: Sequence[Any]) -> Signal:
+    """Return ``signal`` with what the wide path reads of its rows; unchanged without features."""
+    if not features or features[0] is None:
+        return signal
+    return with_bags(signal, features) if isinstance(features[0], Bag) else with_vectors(signal, features)
 
 
 def content_of(value: Any) -> int:

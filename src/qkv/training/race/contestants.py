@@ -68,7 +68,9 @@ def section(contestants: Sequence[Contestant], metric: str) -> dict[str, Any]:
     columns = ["model", "factor deep", "factor wide", *map(words, names), *(f"test {words(name)}" for name in tested)]
     columns += ["cross-validated loss"] if expected else []
     note = "The first row is the model that this run keeps: "
-    if all(each.eligible for each in contestants):
+    if "loss" not in contestants[0].figures:
+        note += f"it has the best validation {words(metric)}."
+    elif all(each.eligible for each in contestants):
         note += f"of all models whose validation {words(metric)} is not worse than the baseline's, it has the lowest "
         note += "loss in cross-validation within the validation split." if expected else "validation loss."
     else:

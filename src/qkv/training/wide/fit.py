@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from qkv.data.corpora.corpus import TRAIN, VALIDATION
 from qkv.data.features.ngrams import Bag
 from qkv.models.evaluating import evaluating
 from qkv.models.transformer import Transformer
-from qkv.models.wide import DEEP, WIDE, Features, Ngrams, WidePath
+from qkv.models.wide import DEEP, WIDE, Features, LinearPath, Ngrams
 from qkv.ops.at_least_single import at_least_single
 from qkv.ops.linear.precision import autocast
 from qkv.report.evaluation import ERRORS, words
@@ -31,14 +32,17 @@ from qkv.tasks.baselines.feature_baselines import once
 from qkv.tasks.baselines.linear import Fitted, Selection, by_scales
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.labels.joined import JoinedTask
+from qkv.tasks.multimodal.captioning import CaptioningTask
+from qkv.tasks.multimodal.matching import MatchingTask
 from qkv.tasks.series.forecasting import ForecastingTask
 from qkv.tasks.series.series_dataset import SeriesDataset
 from qkv.tasks.task import Task, Totals
 from qkv.training.race.contestants import Contestant, ranked
+from qkv.training.wide.nearest import join_nearest, keep_rows
+from qkv.training.wide.ngram_weights import count_features, fit_idf, tf_idf
+from qkv.training.wide.pairs import fit_pairs, join_pairs
 from qkv.training.wide.window import fit_window, join_window
 
-_ROWS = 4096
-"""Number of rows whose TF-IDF weights are computed at once."""
 _MANY = 300_000
 """Above this number of weights, n-grams that occur in only one row are omitted: they take time and improve nothing."""
 _STEPS = 200
@@ -77,7 +81,11 @@ def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
         return []
     if isinstance(dataset, SeriesDataset):
         return fit_window(model, task.wide, dataset)
+    if isinstance(task, MatchingTask | CaptioningTask):
+        assert isinstance(dataset, ExampleDataset)
+        return fit_pairs(task, dataset) if isinstance(task, MatchingTask) else keep_rows(task, dataset)
     assert isinstance(task, JoinedTask)
+    assert isinstance(task.wide, LinearPath)
     design = _design(task, dataset)
     design.place(_fitted(task.wide, task, dataset, lambda: design))
     return [f"the wide path is fitted: {design.said}"]
@@ -92,7 +100,15 @@ def refit_wide(device: torch.device, task: Task, dataset: Dataset) -> list[str]:
     wide = task.wide
     if wide is None or not wide.reads(WIDE) or not isinstance(dataset, ExampleDataset):
         return []
+    if isinstance(task, CaptioningTask):
+        return []  # it has room for the training rows alone
+    if isinstance(task, MatchingTask):
+        wide.to("cpu")
+        notes = fit_pairs(task, dataset, VALIDATION)
+        wide.to(device)
+        return [f"{note}, those of the validation split among them" for note in notes]
     assert isinstance(task, JoinedTask)
+    assert isinstance(wide, LinearPath)
     wide.to("cpu")
     again = _fitted(wide, task, dataset, lambda: _design(task, dataset)).again
     assert again is not None, "selections keep how to fit again"
@@ -102,7 +118,7 @@ def refit_wide(device: torch.device, task: Task, dataset: Dataset) -> list[str]:
     return [f"the wide path is fitted again, to the training and the validation rows: {design.said}"]
 
 
-def _fitted(wide: WidePath, task: JoinedTask, dataset: Dataset, design: Callable[[], Design]) -> Fitted:
+def _fitted(wide: LinearPath, task: JoinedTask, dataset: Dataset, design: Callable[[], Design]) -> Fitted:
     """Fit the wide path to the training rows, or return the cached fit of this data set."""
     outputs = wide.num_outputs
 
@@ -130,15 +146,13 @@ def _targets(task: JoinedTask, dataset: Dataset, also: str | None) -> np.ndarray
 
 def _of_ngrams(wide: Ngrams, task: JoinedTask, dataset: ExampleDataset, also: str | None) -> Design:
     """Prepare the fit of a wide path on n-grams, and set their idf weights in ``wide``."""
-    from scipy.sparse import vstack
-
-    counts: Any = vstack([_counts(dataset, split, len(wide.table)) for split in (TRAIN, also) if split], "csr")
-    rows = counts.shape[0]
-    occurring = np.bincount(counts.indices, minlength=len(wide.table))
-    wide.idf.copy_(torch.from_numpy(np.log((1 + rows) / (1 + occurring)) + 1))
+    bags = [_bags(dataset, split) for split in (TRAIN, also) if split]
+    counts = count_features(chain(*bags), len(wide.table))
+    rows, occurring = counts.shape[0], fit_idf(wide, counts)
     many = np.count_nonzero(occurring) * wide.num_outputs > _MANY
     used = np.flatnonzero(occurring > int(many))
-    x, unseen = (_weighted(wide, each)[:, used] for each in (counts, _counts(dataset, VALIDATION, len(wide.table))))
+    held_out = count_features(_bags(dataset, VALIDATION), len(wide.table))
+    x, unseen = (tf_idf(wide, each)[:, used] for each in (counts, held_out))
 
     def place(fitted: Fitted) -> None:
         weights = np.zeros((len(wide.table), wide.num_outputs))
@@ -149,6 +163,10 @@ def _of_ngrams(wide: Ngrams, task: JoinedTask, dataset: ExampleDataset, also: st
     return Design(
         x, _targets(task, dataset, also), unseen, task.targets(dataset, VALIDATION), by_scales, place, description
     )
+
+
+def _bags(dataset: ExampleDataset, split: str) -> list[Bag]:
+    return [example.fields.bag for example in dataset.examples[split]]
 
 
 def _of_features(wide: Features, task: JoinedTask, dataset: Dataset, also: str | None) -> Design:
@@ -171,7 +189,7 @@ def _copy(places: Sequence[Tensor], values: Sequence[Any]) -> None:
         place.copy_(torch.as_tensor(value))
 
 
-def _of_singles(wide: WidePath, task: JoinedTask, dataset: Dataset) -> dict[str, tuple[Tensor, Tensor]]:
+def _of_singles(wide: LinearPath, task: JoinedTask, dataset: Dataset) -> dict[str, tuple[Tensor, Tensor]]:
     """Fit one wide path to the training split for each feature in ``task.singles``, which reads only this feature;
     return name of the feature -> (table, bias).
     """
@@ -190,29 +208,6 @@ def _of_singles(wide: WidePath, task: JoinedTask, dataset: Dataset) -> dict[str,
     return tables
 
 
-def _counts(dataset: ExampleDataset, split: str, columns: int) -> Any:
-    """Count the features of all rows of a split; return a sparse matrix (rows, columns)."""
-    from scipy.sparse import csr_matrix
-
-    bags: list[Bag] = [example.fields.bag for example in dataset.examples[split]]
-    ids, counts = (np.concatenate(side) for side in zip(*bags, strict=True))
-    return csr_matrix((counts, ids, np.cumsum([0, *(len(bag.ids) for bag in bags)])), shape=(len(bags), columns))
-
-
-def _weighted(wide: Ngrams, counts: Any) -> Any:
-    """Return the TF-IDF weights of the features, a sparse matrix like ``counts``, computed with the formula of the
-    path.
-    """
-    weighted, ends = counts.copy(), counts.indptr
-    for begin in range(0, counts.shape[0], _ROWS):
-        stop = min(begin + _ROWS, counts.shape[0])
-        rows = [torch.from_numpy(counts.indices[ends[i] : ends[i + 1]]).long() for i in range(begin, stop)]
-        amounts = [torch.from_numpy(counts.data[ends[i] : ends[i + 1]]) for i in range(begin, stop)]
-        bag, amount = (torch.nn.utils.rnn.pad_sequence(side, batch_first=True) for side in (rows, amounts))
-        weighted.data[ends[begin] : ends[stop]] = wide.weights(bag, amount)[amount > 0].numpy()
-    return weighted
-
-
 def join(
     model: Transformer, task: Task, dataset: Dataset, precision: str, stop: Callable[[], bool], name: str = ""
 ) -> list[Contestant] | None:
@@ -228,13 +223,19 @@ def join(
     if isinstance(dataset, SeriesDataset):
         assert isinstance(task, ForecastingTask)
         return join_window(model, task, dataset, precision, stop, name or "patches")
+    kinds = dict.fromkeys(each.kind for block in model.spec.layers for each in block.branches if each.mixes)
+    deep_name = name or " and ".join(kinds) or "deep path"
+    if isinstance(task, MatchingTask | CaptioningTask):
+        assert isinstance(dataset, ExampleDataset)
+        if isinstance(task, CaptioningTask):
+            return join_nearest(model, task, dataset, stop, deep_name)
+        return join_pairs(model, task, dataset, precision, stop, deep_name)
     assert isinstance(task, JoinedTask)
+    assert isinstance(path, LinearPath)
     batches = _subset_in_memory(dataset.rows(VALIDATION), path.num_outputs)
     outputs = _outputs(model, task, batches, precision, stop)
     if outputs is None:
         return None
-    kinds = dict.fromkeys(each.kind for block in model.spec.layers for each in block.branches if each.mixes)
-    deep_name = name or " and ".join(kinds) or "deep path"
     simple = words(_noun(dataset) or task.simple(dataset.vocabulary))
     deep, wide, targets = outputs
 
@@ -296,7 +297,7 @@ def _best_baseline(task: JoinedTask, dataset: Dataset) -> float | None:
 
 
 @torch.no_grad()
-def _linear(wide: WidePath, table: tuple[Tensor, Tensor], batches: Sequence[Batch]) -> list[Tensor]:
+def _linear(wide: LinearPath, table: tuple[Tensor, Tensor], batches: Sequence[Batch]) -> list[Tensor]:
     """Compute the outputs of the wide path with ``table``, another (table, bias), in fp64 on the CPU."""
     table_before = wide.table.clone(), wide.bias.clone()
     _copy((wide.table, wide.bias), table)

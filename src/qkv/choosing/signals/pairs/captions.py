@@ -18,6 +18,7 @@ from qkv.spec.frontends import Text
 from qkv.spec.generation import Generation
 from qkv.spec.model import Block, Model
 from qkv.spec.models.cross import CrossAttention
+from qkv.spec.models.wide import Nearest
 from qkv.spec.recipe import Recipe
 from qkv.spec.signals.images import Images
 from qkv.spec.tasks import Captioning
@@ -64,6 +65,7 @@ def choose_captions(request: RecipeRequest) -> Recipe:
             blocks=(Block(branches=branches, dropout=0.1),),
             encoder=encoder_of(stack.model),
         ),
+        wide=Nearest(),
         task=request.task,
         training=training,
         sample=Generation(max_new_tokens=length - 1, temperature=0.0),

@@ -20,6 +20,8 @@ from qkv.spec.frontends import Text
 from qkv.spec.heads import MatchingHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Model
+from qkv.spec.models.wide import Features, Gradients, Ngrams, PairMap
+from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Classification, Matching
 from qkv.spec.tokenizers import Tokenizer, WordPiece
@@ -32,6 +34,8 @@ _LONGEST = 64
 """Maximum number of tokens of a text; longer ones are cut."""
 _CHARACTERS = 4
 """Characters of a token, roughly."""
+_BUCKETS = 1 << 13
+"""Hash buckets of the n-grams of a text, few because each has a vector."""
 
 
 @chooses(Matching)
@@ -59,6 +63,7 @@ def choose_matching(request: RecipeRequest) -> Recipe:
             batching=RandomCrops(),
         ),
         model=model.model.changed(encoder=encoder_of(encoder.model), head=MatchingHead()),
+        wide=_linear(encoder, model),
         task=request.task,
         training=training.changed(validation=validation),
         quick=short_form(training.steps),
@@ -86,6 +91,20 @@ def _stack(request: RecipeRequest, records: Records, name: str) -> InputStack:
     if isinstance(reader, Tokenizer):
         return _of_text([row[name] for row in records.splits["train"]])
     return stack_for(request, reader, records, name)
+
+
+def _linear(*stacks: InputStack) -> PairMap:
+    """Choose linear maps of the simple features of both inputs: n-grams of a text, strong features of other signals."""
+    first, second = (
+        Ngrams(buckets=_BUCKETS) if isinstance(each.reader, Tokenizer) else _dense(each.reader) for each in stacks
+    )
+    return PairMap(first=first, second=second)
+
+
+def _dense(reader: Processor) -> Features:
+    """Choose the strongest simple features that every value has equally many of."""
+    part = build_processor(reader).strongest()
+    return part if type(part) in (Features, Gradients) else Features()
 
 
 def _of_text(texts: Sequence[str]) -> InputStack:

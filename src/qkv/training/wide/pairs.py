@@ -1,0 +1,165 @@
+"""Wide path of models that match two inputs: linear maps into one space, fitted before the deep path is trained.
+
+After training, the run chooses between the deep path, the linear maps, and a weighted sum of both similarities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.data.corpora.corpus import TRAIN, VALIDATION
+from qkv.models.evaluating import evaluating
+from qkv.models.heads.matching import Matcher
+from qkv.models.transformer import Transformer
+from qkv.models.wide import DEEP, WIDE, Features, LinearPath, Ngrams, PairMap
+from qkv.ops.at_least_single import at_least_single
+from qkv.ops.linear.precision import autocast
+from qkv.tasks.dataset import ExampleDataset
+from qkv.tasks.metrics.text_metrics import metric_library
+from qkv.tasks.multimodal.baseline import PENALTIES, matching_baselines, spread
+from qkv.tasks.multimodal.matching import MatchingTask
+from qkv.tasks.task import Observed, Totals
+from qkv.training.race.contestants import Contestant, ranked
+from qkv.training.wide.ngram_weights import count_features, fit_idf, tf_idf
+
+_STEPS, _BEGIN = 200, 2.3
+"""Steps of the optimiser of the factors, and the logarithm of their first value."""
+_LARGEST = 4.6
+"""Bound of the logarithm of a factor: similarities are scaled by at most 100."""
+
+
+def fit_pairs(task: MatchingTask, dataset: ExampleDataset, also: str | None = None) -> list[str]:
+    """Fit both linear maps to the training rows, and to those of the split ``also`` if given; return notices.
+
+    The vectors of the second input are its features on their principal axes. Those of the first are predicted by ridge
+    regression from the principal axes of its features, with the penalty of least error in cross-validation.
+    """
+    wide = task.wide
+    assert isinstance(wide, PairMap)
+    examples = [example for split in (TRAIN, also) if split for example in dataset.examples[split]]
+    rows = [examples[i].fields.features for i in spread(len(examples))]
+    (x, axes), (y, targets) = (
+        _principal(path, [row[i] for row in rows]) for i, path in enumerate((wide.first, wide.second))
+    )
+    ridge = metric_library("sklearn.linear_model").RidgeCV(alphas=PENALTIES).fit(x @ axes, y @ targets)
+    _place(wide.second, targets, np.zeros(targets.shape[1]))
+    _place(wide.first, axes @ np.atleast_2d(ridge.coef_).T, np.atleast_1d(ridge.intercept_))
+    return [f"the linear map between both inputs is fitted to {len(rows):,} rows"]
+
+
+def _principal(path: LinearPath, features: Sequence[Any]) -> tuple[Any, np.ndarray]:
+    """Return (features (rows, F) as the path reads them, their principal axes (F, A)), and set its scales."""
+    if isinstance(path, Ngrams):
+        counts = count_features(features, len(path.table))
+        fit_idf(path, counts)
+        x = tf_idf(path, counts)
+    else:
+        assert isinstance(path, Features)
+        dense = np.stack(features).astype(np.float64)
+        path.mean.copy_(torch.from_numpy(dense.mean(0)))
+        path.deviation.copy_(torch.from_numpy(dense.std(0) + 1e-6))
+        x = path.scaled(torch.from_numpy(dense)).numpy()
+    axes = max(1, min(path.num_outputs, min(x.shape) - 1))
+    reduction = metric_library("sklearn.decomposition").TruncatedSVD(axes, random_state=0).fit(x)
+    return x, reduction.components_.T
+
+
+@torch.no_grad()
+def _place(path: LinearPath, table: np.ndarray, bias: np.ndarray) -> None:
+    """Copy a map with fewer outputs than the path into its first outputs; the others are 0."""
+    for place, value in ((path.table, table), (path.bias, bias)):
+        place.zero_()
+        place[..., : value.shape[-1]] = torch.from_numpy(value)
+
+
+class _Similarities(NamedTuple):
+    """Cosine similarities (B, B) of all pairs of a batch by the deep and by the wide path; both vectors (B, 2, ·)."""
+
+    deep: Tensor
+    wide: Tensor
+    vectors: tuple[Tensor, Tensor]
+    contents: Tensor
+
+
+def join_pairs(
+    model: Transformer, task: MatchingTask, dataset: ExampleDataset, precision: str, stop: Callable[[], bool], name: str
+) -> list[Contestant] | None:
+    """Choose between the deep path called ``name``, the linear map, and both, by the validation split; return all
+    contestants, the best first. None if ``stop`` returned True.
+
+    Each contestant has the scale and offset of lowest validation loss; those of the best one are set in the head.
+    """
+    wide, head = task.wide, model.head
+    assert isinstance(wide, PairMap)
+    assert isinstance(head, Matcher)
+    batches = [*_similarities(model, task, dataset, precision, stop)]
+    if stop():
+        return None
+    fits = dict[str, tuple[float, float, float]]()
+    contestants = list[Contestant]()
+    for label, reads in (("linear map", (WIDE,)), (name, (DEEP,)), (f"{name}, linear map", (DEEP, WIDE))):
+        a, b, offset = fits[label] = _factors(head, batches, reads)
+        deep, totals = a / (a + b), Totals()
+        for batch in batches:
+            loss = head.loss_of_scores(a * batch.deep + b * batch.wide + offset, batch.contents)
+            shares = torch.tensor([deep, 1 - deep]).sqrt()
+            rows = torch.cat([share * each for share, each in zip(shares, batch.vectors, strict=True)], -1)
+            totals.add(Observed(loss, len(rows), list(zip(rows.numpy(), batch.contents.numpy(), strict=True))))
+        contestants.append(Contestant(label, deep, 1 - deep, task.figures(totals, dataset.scale(VALIDATION))))
+    inputs = task.reader(dataset.recipe, dataset.vocabulary)
+    baselines = matching_baselines(dataset, VALIDATION, inputs)
+    order = ranked(contestants, task.metric, max(baselines.values(), default=None))
+    wide.set_share(order[0].deep, order[0].wide)
+    a, b, offset = fits[order[0].name]
+    head.set_scale(a + b, offset)
+    return order
+
+
+def _similarities(
+    model: Transformer, task: MatchingTask, dataset: ExampleDataset, precision: str, stop: Callable[[], bool]
+) -> Iterator[_Similarities]:
+    """Yield the similarities of each validation batch; end early if stopped."""
+    assert isinstance(task.wide, PairMap)
+    with torch.no_grad(), evaluating(model), autocast(precision, model.device):
+        for batch in dataset.rows(VALIDATION):
+            if stop():
+                return
+            here, vectors = batch.to(model.device), list[Tensor]()
+            for path in (DEEP, WIDE):
+                task.wide.set_share(float(path == DEEP), float(path == WIDE))
+                vectors.append(at_least_single(task.row_outputs(model, here)).cpu())
+            deep, wide = (each[:, 0] @ each[:, 1].T for each in vectors)
+            yield _Similarities(deep, wide, (vectors[DEEP], vectors[WIDE]), batch.targets.cpu())
+
+
+def _factors(head: Matcher, batches: Sequence[_Similarities], reads: Sequence[int]) -> tuple[float, float, float]:
+    """Return (a, b, z) of lowest loss of the scores a · deep + b · wide + z.
+
+    The factor of a path not in ``reads`` is 0, and so is z if the head has no offset.
+    """
+    free = torch.tensor([_BEGIN, _BEGIN, 0.0], dtype=torch.float64, requires_grad=True)
+    on = torch.tensor([float(path in reads) for path in (DEEP, WIDE)], dtype=torch.float64)
+    count = sum(len(batch.contents) for batch in batches)
+    optimizer = torch.optim.LBFGS([free], max_iter=_STEPS, line_search_fn="strong_wolfe")
+
+    def factors() -> tuple[Tensor, Tensor, Tensor]:
+        a, b = free[:2].clamp(max=_LARGEST).exp() * on
+        return a, b, free[2] * float(head.offset is not None)
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        a, b, z = factors()
+        losses = [head.loss_of_scores(a * each.deep + b * each.wide + z, each.contents) for each in batches]
+        mean = torch.stack(losses).sum() / count
+        mean.backward()
+        return mean
+
+    with torch.enable_grad():
+        optimizer.step(loss)  # type: ignore[arg-type]
+    a, b, z = (float(each.detach()) for each in factors())
+    return (a, b, z) if np.isfinite((a, b, z)).all() else (*(10 * on).tolist(), 0.0)
