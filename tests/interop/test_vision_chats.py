@@ -127,8 +127,9 @@ def test_a_chat_about_a_picture_is_that_of_the_library(tmp_path: Path) -> None:
     assert len(written) > 3
 
 
-def test_an_exported_folder_opens_in_the_library(tmp_path: Path) -> None:
-    model = llava(tmp_path / "llava")
+@pytest.mark.parametrize("form", ["llama", "mistral", "qwen2"])
+def test_an_exported_folder_opens_in_the_library(form: str, tmp_path: Path) -> None:
+    model = llava(tmp_path / "llava", **FORMS[form])
     assert main(["export", str(tmp_path / "llava"), "--out", str(tmp_path / "again")]) == 0
     again = transformers.LlavaForConditionalGeneration.from_pretrained(tmp_path / "again").eval()
     assert again.config.image_token_id == 4

@@ -44,6 +44,7 @@ MASKS: dict[str, Mask] = {
     "causal window of 1": Causal() & Window(1),
     "window with sinks": Causal() & Window(3, sinks=2),
     "prefix or causal": Prefix(5) | Causal(),
+    "prefix to itself, or causal window": Prefix(7, own=True) | (Causal() & Window(3)),
     "causal strided": Causal() & Strided(3),
     "causal fixed": Causal() & Fixed(4, summary=2),
     "blocks": Blocks(4),
@@ -158,7 +159,7 @@ def sees(mask: Mask, row: int, head: int, i: int, j: int) -> bool:
         case Window():
             return abs(i - j) < mask.size or j < mask.sinks
         case Prefix():
-            return j < mask.length
+            return j < mask.length and (i < mask.length or not mask.own)
         case Strided():
             return (i - j) % mask.stride == 0
         case Fixed():

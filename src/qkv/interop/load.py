@@ -132,7 +132,7 @@ def read_published(
     with apart_from_kept_memory():
         ignored = fill(model, family, architecture, stored, precision, Origin(folder, checkpoint.names()), narrow)
     _watch(model, stored)
-    tokenizer = _tokenizer(checkpoint.tokenizer_folder)
+    tokenizer = _tokenizer(checkpoint.tokenizer_folder, family.template)
     return PublishedModel(
         folder,
         family.name,
@@ -461,9 +461,14 @@ def _precision(dtype: torch.dtype | str | None, stored: Mapping[str, Stored]) ->
     return numbers.most_common(1)[0][0] if numbers else torch.float32
 
 
-def _tokenizer(folder: Path) -> Tokenizer | None:
-    """Load the tokenizer of the folder; return None if it has none. Raises ``UserError`` if its file cannot be used."""
-    return Tokenizer.load(folder) if holds_tokenizer(folder) else None
+def _tokenizer(folder: Path, template: str) -> Tokenizer | None:
+    """Load the tokenizer of the folder; return None if it has none. Raises ``UserError`` if its file cannot be used.
+
+    template: chat template if the folder has none, see ``Family.template``.
+    """
+    tokenizer = Tokenizer.load(folder) if holds_tokenizer(folder) else None
+    without = tokenizer is not None and tokenizer.chat_template is None
+    return tokenizer.with_chat_template(template) if tokenizer and without and template else tokenizer
 
 
 def labels_of(config: Config) -> tuple[str, ...]:

@@ -109,18 +109,23 @@ class Window(Mask):
 
 @dataclass(frozen=True)
 class Prefix(Mask):
-    """Mask under which the first ``length`` keys are visible; None: the prefix length of each row."""
+    """Mask under which the first ``length`` keys are visible; None: the prefix length of each row.
+
+    own: visible to the first ``length`` queries only.
+    """
 
     length: int | None = None
+    own: bool = False
 
     def allowed(self, grid: Grid) -> Tensor:
-        return grid.key < (grid.prefix if self.length is None else self.length)
+        length = grid.prefix if self.length is None else self.length
+        return (grid.key < length) & (grid.query < length) if self.own else grid.key < length
 
     def may_see(self, span: Span) -> bool:
-        return self.length is None or span.first_key < self.length
+        return self.length is None or max(span.first_key, span.first_query if self.own else 0) < self.length
 
     def sees_all(self, span: Span) -> bool:
-        return self.length is not None and span.last_key < self.length
+        return self.length is not None and max(span.last_key, span.last_query if self.own else 0) < self.length
 
 
 @dataclass(frozen=True)

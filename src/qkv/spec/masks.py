@@ -134,6 +134,7 @@ class Prefix(Mask, kind="prefix"):
     """Key j is visible to all queries if j < length; used as ``causal | prefix``.
 
     Without a length each row has its own prefix, such as the source text (prefix language model, Raffel et al. 2020).
+    With ``own`` it is visible to its own queries only; used beside a window (PaliGemma 2, Steiner et al. 2024).
     """
 
     length: int | None = Field(
@@ -141,6 +142,7 @@ class Prefix(Mask, kind="prefix"):
         gt=0,
         description="prefix length; default: that of each row, the source of a sequence-to-sequence task",
     )
+    own: bool = Field(default=False, description="visible to the queries of the prefix only; default: to all queries")
 
     @property
     def decodes(self) -> bool:

@@ -14,8 +14,11 @@ import qkv
 from qkv.data.batching.batch import IGNORED
 from qkv.data.batching.best_fit import pack
 from qkv.runs.inference.end_tokens import writing
+from qkv.spec.branches import Attention, FeedForward
 from qkv.spec.data import BestFit, Data, LengthBuckets
 from qkv.spec.generation import Generation
+from qkv.spec.masks import Causal, Prefix
+from qkv.spec.model import Block, Model
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Chat
 from qkv.spec.training import Training
@@ -157,6 +160,17 @@ def test_a_start_without_a_template_is_refused_with_the_way_out(tmp_path: Path) 
     task, dataset = opened(source, folder, task={"chat_template": str(tmp_path / "own.jinja")})
     assert dataset.vocabulary.tokenizer.chat_template == TEMPLATE
     assert task.spec.learn == "answers"
+
+
+def test_the_prefix_of_a_row_ends_before_its_first_target() -> None:
+    """A prefix mask shows the prompt to itself, and no token that is learned."""
+    model = Model(blocks=(Block(branches=(Attention(num_heads=2, mask=Causal() | Prefix()), FeedForward())),))
+    recipe = Recipe(data=Data(source="a.jsonl"), task=Chat(), model=model)
+    collate = task_of_recipe(recipe).collator(recipe, None)  # type: ignore[arg-type]
+    texts = [ChatText(np.arange(6), np.arange(6) >= first) for first in (2, 4)]
+    batch = collate(texts)
+    assert batch.input.prefix.tolist() == [2, 4]
+    assert [(row != IGNORED).int().argmax() for row in batch.targets] == [1, 3]
 
 
 def test_packing_uses_each_example_once_and_fills_rows() -> None:

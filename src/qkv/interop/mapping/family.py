@@ -86,6 +86,8 @@ class Family:
     """Layout of the family in GGUF files; None if qkv does not read or write GGUF files of the family."""
     extractor: str = ""
     """Class of the feature extractor that the library uses for a codec of this family; empty for other models."""
+    template: str = ""
+    """Chat template of folders that hold none, the form of a prompt in the published processor; empty: none."""
     base: str = ""
     """Name of the family that this one extends. If both can describe a model, the base is used."""
 

@@ -28,8 +28,11 @@ class Conversational(Task):
 class Chat(Conversational, kind="chat"):
     """Answers of conversations: -Σ log p(x_i | x_<i) over the tokens of the answers, with their end tokens.
 
-    A table has a column ``messages``, or ``prompt`` and ``completion``.
+    A table has a column ``messages``, or ``prompt`` and ``completion``. The prefix that a prefix mask shows ends before
+    the first token that is learned.
     """
+
+    needs: ClassVar[Needs] = "decodes"
 
     learn: Literal["answers", "last", "everything"] = Field(
         default="answers",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -103,6 +104,8 @@ class ChatTask(ConversationalTask):
         return [_example(text) for row in rows for text in reader(row)]
 
     def collator(self, recipe: Recipe, vocabulary: Vocabulary) -> Collate:
+        if recipe.model.reads_prefix:
+            return _with_prefix
         length = recipe.data.batching.packed_length
         return one_per_row if length is None else _packer(length)
 
@@ -168,6 +171,13 @@ def one_per_row(texts: Sequence[ChatText]) -> Batch:
     ids, lengths = padded([text.ids[:-1] for text in texts])
     targets, _ = padded([_next_targets(text) for text in texts], IGNORED)
     return Batch.of(Signal(ids, lengths_or_none(ids, lengths)), targets)
+
+
+def _with_prefix(texts: Sequence[ChatText]) -> Batch:
+    """Build a batch with one text per row, whose prefix ends before the first target."""
+    batch = one_per_row(texts)
+    ends = torch.tensor([int(text.targets.argmax()) for text in texts])
+    return Batch.of(replace(batch.input, prefix=ends), batch.targets)
 
 
 def _next_targets(text: ChatText) -> np.ndarray:

@@ -28,7 +28,7 @@ from qkv.spec.parts import NoPositions, RMSNorm, Rope
 from qkv.system.errors import UserError, nearest
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-_BOTH_WAYS = "use_bidirectional_attention"
+BOTH_WAYS = "use_bidirectional_attention"
 
 SANDWICH_NAMES = (
     NameRule("blocks.{layer}.branches.0.norm_after.weight", "model.layers.{layer}.post_attention_layernorm.weight"),
@@ -44,7 +44,7 @@ def spec_of_gemma(config: Config, head: Head) -> Model:
 
     ``hidden_act`` "gelu" is read as the tanh approximation, with which the models were trained.
     """
-    config.fixed(_BOTH_WAYS, False, "the attention mask")
+    config.fixed(BOTH_WAYS, False, "the attention mask")
     attention = _attention(config, num_heads=16, num_kv_heads=16).changed(relative=rope_of(config))
     activation = config.word("hidden_act", "gelu_pytorch_tanh", {**INWARD, "gelu": "gelu_tanh"})
     if config.has("hidden_activation") and config.word("hidden_activation", allowed=INWARD) != activation:
@@ -65,7 +65,7 @@ def spec_of_gemma2(config: Config, head: Head) -> Model:
 
     Without ``layer_types``, every second block has full attention, and the others have a sliding window.
     """
-    config.fixed(_BOTH_WAYS, False, "the attention mask")
+    config.fixed(BOTH_WAYS, False, "the attention mask")
     rope, cap = rope_of(config), config.optional("attn_logit_softcapping", 50.0)
     attention = _attention(config, num_heads=8, num_kv_heads=4, scaled=True).changed(softcap=cap)
     return _layered(config, head, attention, {SLIDING: rope, FULL: rope}, pattern=2, length=8192)
@@ -88,7 +88,7 @@ def spec_of_gemma3(config: Config, head: Head) -> Model:
     ropes = layer_ropes(config, bases, scaled=FULL)
     pattern = config.integer("sliding_window_pattern", config.integer("_sliding_window_pattern", 6))
     model = _layered(config, head, attention, ropes, pattern, length=131072)
-    if not config.flag(_BOTH_WAYS, False):
+    if not config.flag(BOTH_WAYS, False):
         return model
     reach = config.integer("sliding_window") // 2 + 1 if config.has("sliding_window") else 1
     masks = {SLIDING: Window(size=reach), FULL: Full()}
@@ -210,7 +210,7 @@ def _config_both_ways(spec: Model) -> dict[str, Any] | None:
         for block, mask in zip(spec.layers, masks, strict=True)
     ]
     keys = _config_of_gemma3(spec.changed(blocks=shortest_pattern(one_way)))
-    return keys and {**keys, _BOTH_WAYS: True, "sliding_window": 2 * (max(reaches, default=2049) - 1)}
+    return keys and {**keys, BOTH_WAYS: True, "sliding_window": 2 * (max(reaches, default=2049) - 1)}
 
 
 def _config_of_gemma3(spec: Model) -> dict[str, Any] | None:
@@ -369,7 +369,7 @@ GEMMA3 = _family(
         "Gemma3",
         "gemma3",
         (_WINDOW, _LOCAL_BASE, _LOGITS_CAP),
-        {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": _scale_of(62), _BOTH_WAYS: False},
+        {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": _scale_of(62), BOTH_WAYS: False},
         windows=6,
     ),
 )

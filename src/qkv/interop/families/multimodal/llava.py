@@ -6,6 +6,7 @@ decoder is Llama, Mistral or Qwen2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from qkv.interop.families.images.towers import BODY, CLIP_TOWER, INNER, NAMES, S
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import COMMON, Family
 from qkv.interop.mapping.names import NameRule, Reasons
+from qkv.interop.mapping.normal import normal
 from qkv.interop.registry import register
 from qkv.spec.heads import Head, VectorsHead
 from qkv.spec.model import Encoder, Model, Text
@@ -31,7 +33,7 @@ INPUT = "image"
 _TOWER, _INPUT = "vision_tower.", f"frontend.inputs.{INPUT}."
 _TOWERS = {"clip_vision_model": CLIP_TOWER, "siglip_vision_model": SIGLIP_TOWER}
 _TEXTS = {"llama": LLAMA, "mistral": MISTRAL, "qwen2": QWEN2}
-_TOKEN = ("image_token_index", "image_token_id")
+IMAGE_TOKEN = ("image_token_index", "image_token_id")
 _OF_STACK = ("num_layers", "context_length", "frontend", "blocks")
 _VISION = {
     "model_type": "clip_vision_model",
@@ -43,7 +45,7 @@ _VISION = {
     "patch_size": 14,
 }
 """Image tower of a config that names none."""
-_KEPT: Reasons = {
+KEPT: Reasons = {
     f"{_TOWER}encoder.layers.*": "layers behind the one that is read",
     f"{_TOWER}post_layernorm.*": "norm behind the layer that is read",
     f"{_TOWER}head.*": "the pooling head, which is not read",
@@ -92,6 +94,24 @@ def text_model(config: Config, head: Head, allowed: dict[str, Family]) -> Model:
     return model
 
 
+def text_keys(text: Model, allowed: Mapping[str, Family]) -> dict[str, Any] | None:
+    """Return the config keys of a decoder in the first family whose config reads back as it; None if none does."""
+    for name, family in allowed.items():
+        keys = family.config(text)
+        if keys is not None and _gives(family, keys, text):
+            return {"model_type": name, **keys}
+    return None
+
+
+def _gives(family: Family, keys: dict[str, Any], text: Model) -> bool:
+    read = Config(keys)
+    read.assume(family.defaults)
+    try:
+        return normal(family.spec(read, text.head)) == normal(text)
+    except UserError:
+        return False
+
+
 def joined(text: Text, tower: TowerSpec) -> Joined:
     """Return the front end of a decoder's texts with images in the row."""
     fields = {name: getattr(text, name) for name in Text.model_fields if name != "kind"}
@@ -135,11 +155,11 @@ def config(spec: Model) -> dict[str, Any] | None:
         return None
     text, tower = parts
     vision = tower_keys(tower.stack, 1)
-    words = next(((name, keys) for name, each in _TEXTS.items() if (keys := each.config(text)) is not None), None)
+    words = text_keys(text, _TEXTS)
     if vision is None or words is None:
         return None
     return {
-        "text_config": {"model_type": words[0], **words[1]},
+        "text_config": words,
         "vision_config": vision,
         "vision_feature_layer": -2,
         "vision_feature_select_strategy": "default" if tower.skip else "full",
@@ -148,7 +168,8 @@ def config(spec: Model) -> dict[str, Any] | None:
     }
 
 
-def _text_row(row: NameRule) -> NameRule:
+def row_of_text(row: NameRule) -> NameRule:
+    """Return a row of a decoder's name table for files that also hold an image tower."""
     return row.without("model.").below("language_model.model.")
 
 
@@ -158,20 +179,20 @@ LLAVA = Family(
     architectures={
         "LlavaForConditionalGeneration": replace(
             language_model(tied=False, theirs="language_model.lm_head.weight"),
-            kept=written_back(_KEPT),
-            kept_config=_TOKEN,
+            kept=written_back(KEPT),
+            kept_config=IMAGE_TOKEN,
         )
     },
     spec=spec,
     config=config,
     names=(
-        *(_text_row(row) for row in gated.NAMES),
+        *(row_of_text(row) for row in gated.NAMES),
         *tower_rows(_TOWER),
         NameRule(f"{_INPUT}hidden.*", "multi_modal_projector.linear_1.*"),
         NameRule(f"{_INPUT}map.*", "multi_modal_projector.linear_2.*"),
     ),
     ignored_config={
-        **dict.fromkeys(_TOKEN, "id of the placeholder in texts, which qkv replaces"),
+        **dict.fromkeys(IMAGE_TOKEN, "id of the placeholder in texts, which qkv replaces"),
         "image_seq_length": "given by the tower",
     },
     defaults={"text_config": {"model_type": "llama"}, "vision_config": _VISION},
