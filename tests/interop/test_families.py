@@ -90,6 +90,8 @@ def test_every_family_has_cases() -> None:
         "audio-spectrogram-transformer": "it reads frames as an image: tests/interop/test_spectrograms.py",
         "llava": "its rows hold images: tests/interop/test_vision_chats.py",
         "paligemma": "its rows hold images: tests/interop/test_paligemma.py",
+        "idefics3": "its rows hold images: tests/interop/test_idefics3.py",
+        "smolvlm": "its rows hold images: tests/interop/test_idefics3.py",
         "vision-encoder-decoder": "its answer is a text about an image: tests/interop/test_pairs.py",
         "vit_mae": "its class leaves out random patches: tests/interop/test_images.py",
     }

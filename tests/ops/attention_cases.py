@@ -159,7 +159,7 @@ def sees(mask: Mask, row: int, head: int, i: int, j: int) -> bool:
         case Window():
             return abs(i - j) < mask.size or j < mask.sinks
         case Prefix():
-            return j < mask.length and (i < mask.length or not mask.own)
+            return j < mask.length and (i < mask.length or not mask.own)  # type: ignore[operator]
         case Strided():
             return (i - j) % mask.stride == 0
         case Fixed():

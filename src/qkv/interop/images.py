@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from qkv.interop.mapping.config import Config
 from qkv.spec.model import Model, Stack, Tower
 from qkv.spec.processors import Processor
 from qkv.spec.signals.images import Images, Patches
+from qkv.spec.signals.tiles import ImageTiles
 from qkv.system.errors import UserError, nearest, quoted
 
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
@@ -58,6 +59,8 @@ _KINDS = {
     "Donut": _Kind({"height": 2560, "width": 1920}, 2, fits=True),
     "DINOv3ViT": _Kind({"height": 224, "width": 224}, 2, None, *_IMAGENET, rounded=False),
 }
+_TILED = ("Idefics3", "SmolVLM")
+"""Published image processors that cut images into tiles."""
 _ENDINGS = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
 _IGNORED = {
     "image_processor_type",
@@ -89,7 +92,11 @@ def read_processor(folder: Path, spec: Model) -> Processor | None:
     config = _config(folder) if has_processor(spec) else None
     if config is None:
         return None
-    return _images(config, _kind(config), getattr(_stack(spec).frontend, "channels", None) or 3)
+    frontend = _stack(spec).frontend
+    channels = getattr(frontend, "channels", None) or 3
+    if config.values.get("image_processor_type") in _names(_TILED):
+        return _tiles(config, channels, getattr(frontend, "height", None))
+    return _images(config, _kind(config), channels)
 
 
 def _config(folder: Path) -> Config | None:
@@ -127,23 +134,68 @@ def has_processor(spec: Model) -> bool:
 def _kind(config: Config) -> _Kind:
     key = "image_processor_type" if config.has("image_processor_type") else "feature_extractor_type"
     named = config.word(key, "ViTImageProcessor")
-    kinds = {f"{stem}{ending}": kind for stem, kind in _KINDS.items() for ending in _ENDINGS}
+    kinds = {name: kind for stem, kind in _KINDS.items() for name in _names([stem])}
     if named not in kinds:
         raise UserError(f"{config.source}: {key} is {quoted(named)}, which is unsupported; {nearest(named, kinds)}")
     return kinds[named]
 
 
+def _names(stems: Iterable[str]) -> list[str]:
+    """Return the class names of published processors by their stems."""
+    return [f"{stem}{ending}" for stem in stems for ending in _ENDINGS]
+
+
+def _tiles(config: Config, channels: int, height: int | None) -> ImageTiles:
+    """Read a processor that cuts images into tiles. ``height``: size of the images that the tower was trained with."""
+    config.asked |= _ASKED
+    config.fixed("do_resize", True, "the size of the images")
+    mean, deviation = _standard(config, _Kind({}, 1), channels)
+    side, longest = config.table("max_image_size"), config.table("size")
+    tile = side.integer("longest_edge", 364)
+    if tile != height:
+        raise UserError(
+            f"{config.source}: max_image_size is {tile}, but the tower reads images of {height}; qkv supports one "
+            "size, as positions of other sizes would be those of fractions of the sides"
+        )
+    tiles = ImageTiles.parse(
+        {
+            "height": tile,
+            "width": tile,
+            "channels": channels,
+            "mean": mean,
+            "deviation": deviation,
+            "resample": _resample(config, 1),
+            "longest": longest.integer("longest_edge", 4 * 364),
+            "split": config.flag("do_image_splitting", True),
+        },
+        config.source,
+    )
+    config.leave_unread((*_IGNORED, "do_pad", "return_row_col_info"))
+    return tiles
+
+
+_ASKED = {
+    "do_resize",
+    "do_rescale",
+    "do_normalize",
+    "do_center_crop",
+    "rescale_factor",
+    "image_mean",
+    "image_std",
+}
+
+
+def _resample(config: Config, default: int) -> str:
+    """Read the filter of a processor. Raises ``UserError`` for an unsupported one."""
+    filtered = config.integer("resample", default)
+    if filtered not in _RESAMPLE:
+        names = ", ".join(f"{number} ({name})" for number, name in _RESAMPLE.items())
+        raise UserError(f"{config.source}: resample is {filtered}, which qkv does not support; allowed: {names}")
+    return _RESAMPLE[filtered]
+
+
 def _images(config: Config, kind: _Kind, channels: int) -> Images:
-    for key in (
-        "do_resize",
-        "do_rescale",
-        "do_normalize",
-        "do_center_crop",
-        "rescale_factor",
-        "image_mean",
-        "image_std",
-    ):
-        config.asked.add(key)
+    config.asked |= _ASKED
     config.fixed("do_resize", True, "the size of the images")
     config.fixed("do_pad", kind.fits, "the size of the images")
     if kind.fits:
@@ -151,17 +203,13 @@ def _images(config: Config, kind: _Kind, channels: int) -> Images:
         config.fixed("do_align_long_axis", False, "the direction of the images")
     config.fixed("pad_size", None, "the size of the images")
     mean, deviation = _standard(config, kind, channels)
-    filtered = config.integer("resample", kind.resample)
-    if filtered not in _RESAMPLE:
-        names = ", ".join(f"{number} ({name})" for number, name in _RESAMPLE.items())
-        raise UserError(f"{config.source}: resample is {filtered}, which qkv does not support; allowed: {names}")
     images = Images.parse(
         {
             **_sizes(config, kind),
             "channels": channels,
             "mean": mean,
             "deviation": deviation,
-            "resample": _RESAMPLE[filtered],
+            "resample": _resample(config, kind.resample),
             "rounded": kind.rounded,
         },
         config.source,
@@ -271,6 +319,8 @@ def written_processor(processor: Processor | None) -> dict[str, Any] | None:
     """
     if not isinstance(processor, Images) or not processor.is_fitted:
         return None
+    if isinstance(processor, ImageTiles):
+        return _written_tiles(processor)
     numbers = {name: number for number, name in _RESAMPLE.items()}
     sides = {"height": processor.height, "width": processor.width}
     crops = processor.resize == "crop" or processor.resized is not None
@@ -296,6 +346,20 @@ def written_processor(processor: Processor | None) -> dict[str, Any] | None:
         "image_mean": list(processor.mean or ()),
         "image_std": list(processor.deviation or ()),
         **({"do_convert_rgb": True} if processor.channels == 3 else {}),
+    }
+
+
+def _written_tiles(processor: ImageTiles) -> dict[str, Any]:
+    """Build the contents of preprocessor_config.json for a processor that cuts images into tiles."""
+    plain = Images(**{name: getattr(processor, name) for name in Images.model_fields if name != "kind"})
+    keys = written_processor(plain) or {}
+    return {
+        **{key: value for key, value in keys.items() if key not in ("do_center_crop", "crop_size")},
+        "image_processor_type": "Idefics3ImageProcessor",
+        "size": {"longest_edge": processor.longest},
+        "max_image_size": {"longest_edge": processor.height},
+        "do_image_splitting": processor.split,
+        "do_pad": True,
     }
 
 

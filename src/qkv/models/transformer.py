@@ -161,8 +161,8 @@ class Tower(Frontend):
     def __init__(self, part: TowerSpec, stack: StackSpec, width: int, table: nn.Parameter | None = None):
         super().__init__(part, stack)
         self.tower = Encoder(part.stack, part.stack.width or width, None)
-        read, hidden = part.stack.width_of_memory(width), part.hidden
-        self.norm = build_norm(part.norm, read)
+        read, hidden = part.read_width(width), part.hidden
+        self.norm = build_norm(part.norm, part.stack.width_of_memory(width))
         self.hidden = Linear(read, hidden, bias=part.bias) if hidden else None
         self.map = Linear(hidden or read, width, bias=part.bias) if part.map else None
 
@@ -178,20 +178,30 @@ class Tower(Frontend):
     def count(self, signal: Signal) -> int:
         latents = self.tower.latents
         count = self.tower.frontend.count(signal) if latents is None else len(latents.vectors.table)
-        return count - self.part.skip
+        return (count - self.part.skip) // self.part.merge**2
 
     def lengths(self, signal: Signal) -> Tensor | None:
         lengths = None if self.tower.latents is not None else self.tower.frontend.lengths(signal)
-        return None if lengths is None else lengths - self.part.skip
+        return None if lengths is None else (lengths - self.part.skip) // self.part.merge**2
 
     def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
         return self.tower.frontend.random(rows, length, generator)
 
     def forward(self, signal: Signal, context: Context) -> Tensor:
         x = self.norm(self.tower(signal, context.tap).vectors[-1][:, self.part.skip :], context)
+        if self.part.merge > 1:
+            x = self._merged(x, signal)
         if self.hidden is not None:
             x = ACTIVATIONS[self.part.activation](self.hidden(x))
         return x if self.map is None else self.map(x)
+
+    def _merged(self, x: Tensor, signal: Signal) -> Tensor:
+        """Join r × r neighbours on the grid of x (B, N, D) -> (B, N / r², r² D), both in row-major order."""
+        grid = self.tower.frontend.grid(signal)
+        assert grid is not None
+        (rows, columns), side = grid.sizes, self.part.merge
+        blocks = x.unflatten(1, (rows // side, side, columns // side, side)).transpose(2, 3)
+        return blocks.flatten(3).flatten(1, 2)
 
 
 def _memory(x: Tensor, lengths: Tensor | None) -> Memory:

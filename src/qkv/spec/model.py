@@ -194,11 +194,13 @@ class Tower(Frontend, kind="tower"):
     """Front end with a stack of its own, whose output x is mapped to the model's width (LLaVA, Liu et al. 2023).
 
     y = W norm(x) + b, or with ``hidden`` y = W φ(W_h norm(x) + b_h) + b, at each position of x or for each of its
-    latents. It reads what the front end of the stack reads.
+    latents. It reads what the front end of the stack reads. ``merge`` r joins the normed vectors of r × r neighbouring
+    patches to one, row by row (pixel shuffle; Idefics 3, Laurençon et al. 2024).
     """
 
     stack: Encoder = Encoder()
     skip: int = Field(default=0, ge=0, le=2000, description="first vectors of x that are left out, as a class token")
+    merge: int = Field(default=1, ge=1, le=64, description="r: neighbouring patches that are joined, r × r to one")
     map: bool = Field(default=True, description="map x; false: x has the model's width already")
     hidden: int | None = Field(default=None, gt=0, le=WIDEST, description="features of a layer before; default: none")
     activation: Activation = "gelu"
@@ -218,10 +220,14 @@ class Tower(Frontend, kind="tower"):
     def num_positions(self) -> int | None:
         latents = self.stack.latents
         count = self.stack.frontend.num_positions if latents is None else latents.count
-        return None if count is None else count - self.skip
+        return None if count is None else (count - self.skip) // self.merge**2
 
     def positions_of(self, size: int) -> int:
-        return self.num_positions or self.stack.frontend.positions_of(size) - self.skip
+        return self.num_positions or (self.stack.frontend.positions_of(size) - self.skip) // self.merge**2
+
+    def read_width(self, width: int) -> int:
+        """Return the number of features of the vectors that the map reads, in a model of ``width`` features."""
+        return self.stack.width_of_memory(width) * self.merge**2
 
     def fitted(self, processor: Processor) -> Self:
         return self.changed(stack=self.stack.changed(frontend=self.stack.frontend.fitted(processor)))
@@ -230,7 +236,7 @@ class Tower(Frontend, kind="tower"):
         return self.changed(stack=self.stack.changed(frontend=self.stack.frontend.unsized()))
 
     def width_problems(self, width: int) -> list[Problem]:
-        stack, size = self.stack, self.stack.width_of_memory(width)
+        stack, size = self.stack, self.read_width(width)
         inside = stack.stack_problems(stack.width or width) + resampler_problems(stack, stack.width or width)
         problems = [problem.under("frontend", "stack") for problem in inside]
         if not self.map and size != width:
@@ -243,6 +249,14 @@ class Tower(Frontend, kind="tower"):
             if value:
                 sentence = "a tower gives its last output and has tables of its own; leave the key out"
                 return [Problem(("stack", name), sentence)]
+        grid = getattr(self.stack.frontend, "grid", None)
+        plain = self.stack.latents is None and self.skip == self.stack.frontend.leading
+        if self.merge > 1 and not (plain and self.stack.frontend.on_grid):
+            sentence = "only patches of pictures have neighbours; leave out their leading vectors (skip), or the key"
+            return [Problem(("merge",), sentence)]
+        if grid is not None and any(side % self.merge for side in grid):
+            rows = " × ".join(map(str, grid))
+            return [Problem(("merge",), f"{self.merge} given, but the {rows} patches of a picture do not divide so")]
         return []
 
 

@@ -67,13 +67,17 @@ class InputsEncoder(Truncation):
         return EncodedInputs(np.array(ids, np.int64), tuple(values.values())), length
 
     def span(self, name: str, value: Any) -> list[int]:
-        """Return the placeholder ids of an encoded value; they contain its hash, so other values have other ids."""
+        """Return the placeholder ids of an encoded value, with the words that its processor puts between them.
+
+        They contain its hash, so other values have other ids.
+        """
         total = hashlib.blake2b(digest_size=6)
         for leaf in leaves(value):
             total.update(leaf.tobytes() if isinstance(leaf, np.ndarray) else repr(leaf).encode())
         content = int.from_bytes(total.digest(), "little")
         count = self.frontends[name].num_positions or self.processors[name].size(value)
-        return [placeholder(list(self.frontends).index(name), len(self.frontends), content)] * count
+        place = [placeholder(list(self.frontends).index(name), len(self.frontends), content)] * count
+        return self.processors[name].span(value, place, lambda text: self.tokenizer.reading_special.encode(text))
 
     def _pieces(self, text: str, spans: Mapping[str, list[int]]) -> Iterator[tuple[str, list[int]]]:
         """Yield in order (name, placeholder ids) of each value and ("", token ids) of each piece of the text."""

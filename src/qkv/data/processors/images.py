@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,8 @@ from qkv.data.records.values import readable
 from qkv.layers.signal import Signal
 from qkv.spec.models.wide import Gradients, WidePath
 from qkv.spec.register import implements
-from qkv.spec.signals.images import SIMPLE, Images
+from qkv.spec.signals.images import LARGEST, SIMPLE, Images
+from qkv.spec.signals.tiles import ImageTiles
 
 _LARGEST = 64
 """Largest height and width that are chosen automatically; the user has to set larger sizes."""
@@ -73,8 +74,7 @@ class ImageProcessor(Processor):
         image = converted(image, mode, image_name(value), least)
         if not self.spec.rounded:
             return np.stack([_resized(channel.convert("F"), self.spec) for channel in image.split()])
-        pixels = np.array(_resized(image, self.spec))
-        return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+        return _pixels(_resized(image, self.spec))
 
     def size(self, encoded: np.ndarray) -> int:
         return 1  # all images take the same number of positions
@@ -123,6 +123,67 @@ class ImageProcessor(Processor):
         return image_name(value, "image")
 
 
+class Tiles(NamedTuple):
+    """Encoded image in tiles: pixels (rows, columns, C, H, W) of the tiles, and (C, H, W) of the whole image."""
+
+    tiles: np.ndarray
+    whole: np.ndarray
+
+
+@implements(ImageTiles)
+class TileProcessor(ImageProcessor):
+    """Tiles of an image, row by row, and after them the whole image; an image of one tile has none but itself."""
+
+    automatic = False
+    spec: ImageTiles
+
+    @classmethod
+    def recognises(cls, source: str, table: Callable[[], Table | None]) -> bool:
+        return False
+
+    def fitted(self, values: Sequence[Any]) -> ImageTiles:
+        return self.spec
+
+    def encode(self, value: Any) -> Any:
+        spec, side = self.spec, self.spec.height or 1
+        method, mode = _resampling(spec), "L" if spec.channels == 1 else "RGB"
+        image = converted(opened_image(value), mode, image_name(value), _DECODED * LARGEST)
+        image = image.resize(_by_longer(image, spec.longest), method)
+        if spec.split:
+            image = image.resize(_in_whole_tiles(image, side), method)
+        columns, rows = (length // side if spec.split else 0 for length in image.size)
+        rows, columns = (0, 0) if rows * columns == 1 else (rows, columns)
+        pixels = _pixels(image)[:, : rows * side, : columns * side]
+        tiles = pixels.reshape(len(pixels), rows, side, columns, side).transpose(1, 3, 0, 2, 4)
+        return Tiles(np.ascontiguousarray(tiles), _pixels(image.resize((side, side), method)))
+
+    def span(self, encoded: Tiles, place: Sequence[int], tokenize: Callable[[str], list[int]]) -> list[int]:
+        spec, (rows, columns) = self.spec, encoded.tiles.shape[:2]
+        ids = list[int]()
+        for row in range(1, rows + 1):
+            for column in range(1, columns + 1):
+                ids += [*tokenize(spec.before + spec.place.format(row=row, column=column)), *place]
+            if row < rows:
+                ids += tokenize("\n")
+        begin = "\n\n" if rows else ""
+        return [*ids, *tokenize(begin + spec.before + spec.whole), *place, *tokenize(spec.before)]
+
+    def signal(self, encoded: Sequence[Tiles]) -> Signal:
+        """Build the signal of all tiles and whole images, in the order of the rows: one row for each."""
+        return super().signal(
+            [each for image in encoded for each in (*image.tiles.reshape(-1, *image.whole.shape), image.whole)]
+        )
+
+    def features(self, encoded: Tiles) -> np.ndarray:
+        return super().features(encoded.whole)
+
+    def read_by(self, encoded: Tiles, part: WidePath) -> np.ndarray:
+        return super().read_by(encoded.whole, part)
+
+    def picture_read(self, encoded: Tiles) -> str | None:
+        return super().picture_read(encoded.whole)
+
+
 def _size(value: Any) -> tuple[int, int, bool]:
     """Return (height, width, True if it is greyscale) of a raw image. Raises ``Unusable``."""
     image = opened_image(value)
@@ -143,16 +204,24 @@ def _chosen(sizes: np.ndarray) -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-def _resized(image: Any, spec: Images) -> Any:
-    """Resize and crop an image to the processor's height and width."""
+def _pixels(image: Any) -> np.ndarray:
+    """Return the pixels (C, H, W) of an image."""
+    pixels = np.array(image)
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _resampling(spec: Images) -> Any:
+    """Return Pillow's filter of a processor."""
     from PIL import Image
 
-    height, width = spec.height, spec.width
+    return Image.Resampling[spec.resample.upper()]
+
+
+def _resized(image: Any, spec: Images) -> Any:
+    """Resize and crop an image to the processor's height and width."""
+    height, width, method = spec.height, spec.width, _resampling(spec)
     assert height is not None
     assert width is not None
-    filters = Image.Resampling
-    how = {"nearest": filters.NEAREST, "bilinear": filters.BILINEAR, "bicubic": filters.BICUBIC}
-    method = how.get(spec.resample, filters.LANCZOS)
     if spec.resize == "fit":
         return _fitted(image, (width, height), method)
     if spec.resize == "squash":
@@ -170,6 +239,22 @@ def _by_shorter(image: Any, shorter: int) -> tuple[int, int]:
     """
     short = min(image.size)
     return int(shorter * image.width / short), int(shorter * image.height / short)
+
+
+def _by_longer(image: Any, longer: int) -> tuple[int, int]:
+    """Return the (width, height) of an image whose longer side becomes ``longer``; the shorter one becomes even."""
+    ratio = image.width / image.height
+    shorter = int(longer / ratio if image.width >= image.height else longer * ratio)
+    shorter = max(1, shorter + shorter % 2)
+    return (longer, shorter) if image.width >= image.height else (shorter, longer)
+
+
+def _in_whole_tiles(image: Any, side: int) -> tuple[int, int]:
+    """Return the (width, height) of an image in whole tiles: the longer side is rounded up, then the other one."""
+    ratio, longer = image.width / image.height, -(-max(image.size) // side) * side
+    shorter = int(longer / ratio if image.width >= image.height else longer * ratio)
+    shorter = -(-shorter // side) * side
+    return (longer, shorter) if image.width >= image.height else (shorter, longer)
 
 
 def _fitted(image: Any, sides: tuple[int, int], method: Any) -> Any:

@@ -125,6 +125,14 @@ class Processor(ABC):
         """Return the number of positions of an encoded value, by which rows of similar length are batched."""
         return len(encoded)
 
+    def span(self, encoded: Any, place: Sequence[int], tokenize: Callable[[str], list[int]]) -> list[int]:
+        """Return the ids of an encoded value in a row of several inputs: by default ``place``, its placeholder ids.
+
+        place: placeholder ids of one row of ``signal``.   tokenize: function from a text to token ids, in which special
+        tokens count.
+        """
+        return list(place)
+
     @abstractmethod
     def signal(self, encoded: Sequence[np.ndarray]) -> Signal:
         """Build the signal of several rows from their encoded values."""

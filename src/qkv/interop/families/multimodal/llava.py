@@ -25,7 +25,7 @@ from qkv.interop.registry import register
 from qkv.spec.heads import Head, VectorsHead
 from qkv.spec.model import Encoder, Model, Text
 from qkv.spec.model import Tower as TowerSpec
-from qkv.spec.parts import NoNorm
+from qkv.spec.parts import NoNorm, Norm
 from qkv.spec.signals.joined import Joined
 from qkv.system.errors import UserError
 
@@ -69,9 +69,12 @@ def image_tower(config: Config, dropped: int, norm: bool) -> tuple[ImageTower, E
     if layers < 1:
         raise UserError(f"{config.source}: {images.depth} layers, of which the vectors of layer {layers} are read")
     config.leave_unread({**COMMON, **INNER})
-    fields = {name: getattr(images, name) for name in ("width", *_OF_STACK)}
-    last = images.blocks[0].norm if norm else NoNorm()
-    return kind, Encoder(**{**fields, "num_layers": layers}, norm=last)
+    return kind, stack_of(images, images.blocks[0].norm if norm else NoNorm()).changed(num_layers=layers)
+
+
+def stack_of(images: Model, norm: Norm) -> Encoder:
+    """Return a model of images as the stack of a tower with the last norm ``norm``."""
+    return Encoder(**{name: getattr(images, name) for name in ("width", *_OF_STACK)}, norm=norm)
 
 
 def tower_keys(stack: Encoder, dropped: int) -> dict[str, Any] | None:
