@@ -231,7 +231,7 @@ NORMS = st.sampled_from(
     ]
 )
 # Reversible blocks go with reversible blocks alone, and are counted in test_cost_forms.
-RESIDUALS = st.sampled_from([parts.Add(), parts.Scaled(), parts.Gated(), parts.NoResidual()])
+RESIDUALS = st.sampled_from([parts.Add(), parts.Scaled(), parts.Gated(), parts.NoResidual(), parts.Resurrecting()])
 POSITIONS = st.sampled_from(
     [
         parts.Learned(),

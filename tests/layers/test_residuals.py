@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -25,6 +27,18 @@ def test_each_kind_is_its_formula() -> None:
     torch.testing.assert_close(gated(x, y), x + torch.tanh(torch.tensor(0.5)) * y)
     scaled.weight.data = torch.arange(6.0)  # type: ignore[union-attr]
     torch.testing.assert_close(scaled(x, y), x + torch.arange(6.0) * y)
+
+
+def test_resurrecting_gates_follow_the_input() -> None:
+    x, y = pair()
+    x[0, 0, :3] = torch.tensor([3.0, -3.0, 0.1])  # gates of 0.95, 0.05 and 0.52
+    seen = build_residual(spec.Resurrecting(threshold=0.3), 6)(x, y)
+    for place in torch.cartesian_prod(*map(torch.arange, x.shape)).tolist():
+        value, read = float(x[tuple(place)]), float(y[tuple(place)])
+        p = 1 / (1 + math.exp(-value))
+        expected = (p * read if p > 0.3 else 0.0) + ((1 - p) * value if 1 - p > 0.3 else 0.0)
+        assert float(seen[tuple(place)]) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert float(seen[0, 0, 0]) == pytest.approx(0.9526 * float(y[0, 0, 0]), rel=1e-3)
 
 
 def test_what_is_learned() -> None:

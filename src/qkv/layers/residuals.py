@@ -84,6 +84,21 @@ class Gated(Residual):
         return x + self.gate.tanh() * y
 
 
+@implements(spec.Resurrecting)
+class Resurrecting(Residual):
+    """Connection with gates that the input sets: p ⊙ [p > τ] ⊙ y + q ⊙ [q > τ] ⊙ x, p = σ(x), q = 1 - p.
+
+    VisualGPT, Chen et al. 2022.
+    """
+
+    def _join(self, part: spec.Resurrecting, width: int) -> None:
+        self.threshold = part.threshold
+
+    def joined(self, x: Tensor, y: Tensor) -> Tensor:
+        opened, kept = x.sigmoid(), (-x).sigmoid()
+        return opened * (opened > self.threshold) * y + kept * (kept > self.threshold) * x
+
+
 @implements(spec.NoResidual)
 class NoResidual(Residual):
     """Output y of the branch alone, without a residual connection."""

@@ -175,6 +175,17 @@ class Gated(Residual, kind="gated"):
     initial: float = 0.0
 
 
+class Resurrecting(Residual, kind="resurrecting"):
+    """Self-resurrecting gates: p ⊙ [p > τ] ⊙ f(x) + (1 - p) ⊙ [1 - p > τ] ⊙ x, p = σ(x), τ = ``threshold``.
+
+    Each feature of a pretrained decoder is kept, replaced by what cross-attention reads, or mixed; a closed gate opens
+    again as soon as x changes, since it has no weights (VisualGPT, Chen et al. 2022).
+    """
+
+    keeps_input = False
+    threshold: float = Field(default=0.2, ge=0, lt=0.5, description="gates of at most this value are closed")
+
+
 class NoResidual(Residual, kind="none"):
     """No residual connection: f(x) alone."""
 
