@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -32,25 +31,6 @@ def greedy(chances: np.ndarray, blank: int) -> ScoredText:
     return ScoredText(tokens, float(chances.max(1).sum()) if len(best) else 0.0)
 
 
-class _Prefix(NamedTuple):
-    """Log-probabilities of the alignments of a prefix that end with a blank, and of those that end with its last token.
-
-    outside: weighted score of the language model and the bonus.
-    """
-
-    blank: float = -math.inf
-    token: float = -math.inf
-    outside: float = 0.0
-
-    @property
-    def inside(self) -> float:
-        return _sum(self.blank, self.token)
-
-    @property
-    def score(self) -> float:
-        return self.inside + self.outside
-
-
 def beam_search(
     chances: np.ndarray,
     blank: int,
@@ -64,82 +44,95 @@ def beam_search(
     chances (N, C): log-probabilities of each position. The score of a text is log p(text | sound) + weight · log
     p(text) + bonus · number of tokens, with p(text) of ``language``, the end of the text included.
     """
-    prefixes = {(): _Prefix(blank=0.0)}
-    ahead = _Ahead(language, weight, bonus)
-    for row in chances:
-        following = dict[tuple[int, ...], _Prefix]()
-        tokens = [int(token) for token in np.flatnonzero(row > _LEAST) if token != blank]
-        best = int(row.argmax())
-        if best != blank and best not in tokens:
-            tokens.append(best)
-        for tokens_before, prefix in prefixes.items():
-            _extend(following, tokens_before, prefix, row, tokens, blank, ahead)
-        ranked = sorted(following.items(), key=lambda item: -item[1].score)
-        prefixes = dict(ranked[:beams])
-    ended = [ScoredText(tokens, prefix.score + ahead.end(tokens)) for tokens, prefix in prefixes.items()]
+    ahead = _Ahead(language, weight, bonus, chances.shape[1])
+    found = _Prefixes.empty()
+    for row in chances.astype(np.float64):
+        read = row > _LEAST
+        read[row.argmax()] = True
+        read[blank] = False
+        found = found.after(row, np.flatnonzero(read), blank, beams, ahead)
+    ended = [
+        ScoredText(tokens, score + ahead.end(tokens))
+        for tokens, score in zip(found.tokens, found.scores.tolist(), strict=True)
+    ]
     return sorted(ended, key=lambda text: -text.score)
 
 
 class _Ahead:
     """Weighted scores of the language model for the next token of a prefix, and for its end."""
 
-    def __init__(self, language: NextLogits | None, weight: float, bonus: float):
+    def __init__(self, language: NextLogits | None, weight: float, bonus: float, classes: int):
         self.language, self.weight, self.bonus = language, weight, bonus
-        self.memo = dict[tuple[int, ...], np.ndarray]()
+        self.memo, self.none = dict[tuple[int, ...], np.ndarray](), np.zeros(classes + 1)
 
     def _scores(self, tokens: tuple[int, ...]) -> np.ndarray:
-        assert self.language is not None
+        if self.language is None:
+            return self.none
         if tokens not in self.memo:
             self.memo[tokens] = self.weight * self.language(tokens)
         return self.memo[tokens]
 
-    def token(self, tokens: tuple[int, ...], following: int) -> float:
-        """Return the score of the token ``following`` after ``tokens``."""
-        return self.bonus + (0.0 if self.language is None else float(self._scores(tokens)[following]))
+    def tokens(self, prefixes: Sequence[tuple[int, ...]], following: np.ndarray) -> np.ndarray:
+        """Return the scores (P, K) of the tokens ``following`` (K) after each prefix."""
+        return np.stack([self._scores(tokens)[following] for tokens in prefixes]) + self.bonus
 
     def end(self, tokens: tuple[int, ...]) -> float:
         """Return the score of the end of the text after ``tokens``."""
-        return 0.0 if self.language is None else float(self._scores(tokens)[-1])
+        return float(self._scores(tokens)[-1])
 
 
-def _extend(
-    following: dict[tuple[int, ...], _Prefix],
-    tokens: tuple[int, ...],
-    prefix: _Prefix,
-    row: np.ndarray,
-    extensions: Sequence[int],
-    blank: int,
-    ahead: _Ahead,
-) -> None:
-    """Add to ``following`` the prefixes that a position with the log-probabilities ``row`` makes of one prefix."""
-    last = tokens[-1] if tokens else None
-    _add(following, tokens, prefix.outside, blank=prefix.inside + row[blank])
-    for token in extensions:
-        chance = float(row[token])
-        if token == last:
-            _add(following, tokens, prefix.outside, token=prefix.token + chance)
-        begun = prefix.blank if token == last else prefix.inside
-        if begun > -math.inf:
-            outside = prefix.outside + ahead.token(tokens, token)
-            _add(following, (*tokens, token), outside, token=begun + chance)
+class _Prefixes(NamedTuple):
+    """P prefixes: tokens, and log-probabilities (P) of the alignments that end with a blank or with the last token.
 
+    outside (P): weighted score of the language model and the bonus.
+    """
 
-def _add(
-    following: dict[tuple[int, ...], _Prefix],
-    tokens: tuple[int, ...],
-    outside: float,
-    blank: float = -math.inf,
-    token: float = -math.inf,
-) -> None:
-    before = following.get(tokens, _Prefix())
-    following[tokens] = _Prefix(_sum(before.blank, blank), _sum(before.token, token), outside)
+    tokens: list[tuple[int, ...]]
+    blank: np.ndarray
+    token: np.ndarray
+    outside: np.ndarray
 
+    @classmethod
+    def empty(cls) -> Self:
+        """The prefix without tokens."""
+        return cls([()], np.zeros(1), np.full(1, -np.inf), np.zeros(1))
 
-def _sum(a: float, b: float) -> float:
-    """Return log(exp(a) + exp(b))."""
-    if a < b:
-        a, b = b, a
-    return a if b == -math.inf else a + math.log1p(math.exp(b - a))
+    @property
+    def scores(self) -> np.ndarray:
+        """Score (P) of each prefix."""
+        return np.logaddexp(self.blank, self.token) + self.outside
+
+    def after(self, row: np.ndarray, tokens: np.ndarray, blank: int, beams: int, ahead: _Ahead) -> Self:
+        """Return the best prefixes after a position with log-probabilities ``row`` (C), extended by ``tokens`` (K)."""
+        last = np.array([prefix[-1] if prefix else -1 for prefix in self.tokens])
+        repeats = tokens == last[:, None]
+        inside = np.logaddexp(self.blank, self.token)
+        kept = np.where(repeats.any(1), self.token + row[last], -np.inf)
+        longer = np.where(repeats, self.blank[:, None], inside[:, None]) + row[tokens]
+        self._merge(kept, longer, tokens)
+        outside = self.outside[:, None] + ahead.tokens(self.tokens, tokens)
+        same = type(self)(self.tokens, inside + row[blank], kept, self.outside)
+        order = np.argsort(-np.concatenate((same.scores, (longer + outside).ravel())), kind="stable")[:beams]
+        stays, moves = order[order < len(last)], order[order >= len(last)] - len(last)
+        moves = moves[longer.flat[moves] > -np.inf]
+        begun, chosen = np.divmod(moves, max(1, len(tokens)))
+        return type(self)(
+            [self.tokens[i] for i in stays]
+            + [(*self.tokens[i], int(tokens[k])) for i, k in zip(begun, chosen, strict=True)],
+            np.concatenate((same.blank[stays], np.full(len(moves), -np.inf))),
+            np.concatenate((kept[stays], longer.flat[moves])),
+            np.concatenate((self.outside[stays], outside.flat[moves])),
+        )
+
+    def _merge(self, kept: np.ndarray, longer: np.ndarray, tokens: np.ndarray) -> None:
+        """Move from ``longer`` (P, K) to ``kept`` (P) the extensions of prefixes that are prefixes already."""
+        places = {prefix: i for i, prefix in enumerate(self.tokens)}
+        columns = {int(token): k for k, token in enumerate(tokens)}
+        for i, prefix in enumerate(self.tokens):
+            before, k = places.get(prefix[:-1]), columns.get(prefix[-1]) if prefix else None
+            if before is not None and k is not None:
+                kept[i] = np.logaddexp(kept[i], longer[before, k])
+                longer[before, k] = -np.inf
 
 
 def aligned(chances: np.ndarray, tokens: Sequence[int], blank: int) -> list[int]:
