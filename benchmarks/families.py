@@ -2,6 +2,7 @@
 
     python benchmarks/families.py --variants 5 --write docs/families.md
     python benchmarks/families.py --kind causal --only llama qwen3
+    python benchmarks/families.py --variants 5 --resume census.jsonl --seconds 90 --write docs/families.md
 
 A kind is a task for which transformers registers model types. The reference is eager attention in fp32.
 
@@ -13,7 +14,8 @@ A kind is a task for which transformers registers model types. The reference is 
     flaky      two runs of transformers differ
     not built  there is no small checkpoint: a package is missing, a size does not fit, or it reads other inputs
 
-Variants change one to four keys of a family's config at random.
+Variants change one to four keys of a family's config at random. ``--resume`` adds each model type to a file when it is
+compared, so that the same command goes on where it was stopped; ``--seconds`` stops it, and writes what there is.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import os
 import random
 import signal
 import tempfile
+import time
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -202,20 +205,54 @@ def _reduced(kind: Kind, name: str, changes: Keys, limit: int) -> tuple[Keys, Re
 
 
 def take(options: argparse.Namespace) -> dict[str, dict[str, Family]]:
-    """Compare the model types of ``options``, and print each."""
+    """Compare the model types of ``options``, print each, and add it to the file of ``options.resume``.
+
+    Those that the file has from a run with as many variants and the same seed are read from it.
+    """
     families: dict[str, dict[str, Family]] = {kind: {} for kind in options.kind}
+    file, drawn = options.resume, {"variants": options.variants, "seed": options.seed}
+    end = float("inf") if options.seconds is None else time.monotonic() + options.seconds
+    compared = {} if file is None or not file.exists() else _compared(file, drawn)
     for kind, rows in families.items():
         for name in sorted(name for name in KINDS[kind].names if name in (options.only or KINDS[kind].names)):
-            row = rows[name] = Family(compare_within(options.limit, KINDS[kind], name, {}))
-            print(f"{kind:8} {name:28} {row.result.verdict:9} {row.result.shown[:170]}", flush=True)
-            for note in row.result.notes:
-                print(f"     {note}")
-            if row.result.verdict == "equal" and options.variants:
-                row.variants = list(variants(KINDS[kind], name, options))
-            for changes, result in row.variants:
-                if result.verdict != "equal":
-                    print(f"     {result.verdict:9} {changes}: {result.shown[:140]}", flush=True)
+            if (kind, name) in compared:
+                rows[name] = compared[kind, name]
+                continue
+            if time.monotonic() > end:
+                break
+            rows[name] = _taken(KINDS[kind], kind, name, options)
+            if file is not None:
+                line = json.dumps({"kind": kind, "name": name, **drawn, "family": rows[name]}, default=vars)
+                with file.open("a", encoding="utf-8") as opened:
+                    opened.write(f"{line}\n")
     return families
+
+
+def _compared(file: Path, drawn: Keys) -> dict[tuple[str, str], Family]:
+    """Model types in a file of ``--resume`` that were compared with variants ``drawn`` alike, by kind and name."""
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    return {
+        (line["kind"], line["name"]): Family(
+            Result(**line["family"]["result"]),
+            [(changes, Result(**result)) for changes, result in line["family"]["variants"]],
+        )
+        for line in lines
+        if {key: line[key] for key in drawn} == drawn
+    }
+
+
+def _taken(kind: Kind, title: str, name: str, options: argparse.Namespace) -> Family:
+    """Compare one model type and its variants, and print them."""
+    row = Family(compare_within(options.limit, kind, name, {}))
+    print(f"{title:8} {name:28} {row.result.verdict:9} {row.result.shown[:170]}", flush=True)
+    for note in row.result.notes:
+        print(f"     {note}")
+    if row.result.verdict == "equal" and options.variants:
+        row.variants = list(variants(kind, name, options))
+    for changes, result in row.variants:
+        if result.verdict != "equal":
+            print(f"     {result.verdict:9} {changes}: {result.shown[:140]}", flush=True)
+    return row
 
 
 def summary(families: dict[str, dict[str, Family]]) -> list[list[str]]:
@@ -306,6 +343,8 @@ def main() -> None:
     options.add_argument("--seed", type=int, default=0, help="seed of the variants")
     options.add_argument("--limit", type=int, default=60, help="seconds for each checkpoint")
     options.add_argument("--write", type=Path, help="page whose tables are written")
+    options.add_argument("--resume", type=Path, help="file of results, to which each is added")
+    options.add_argument("--seconds", type=float, help="time after which no further model type is begun")
     options.add_argument("--json", type=Path, help="file for all results")
     arguments = options.parse_args()
     if arguments.smoke:

@@ -1,9 +1,10 @@
-"""Benchmark of narrow weights as people hold them: a quantised GGUF file, and a mixture of experts of 2 GB.
+"""Benchmark of narrow weights as people hold them: a quantised GGUF file, and mixtures of experts of 2 GB in bf16.
 
     python benchmarks/narrow.py --model SmolLM2.gguf --write benchmarks/results/narrow.md
 
     GGUF file     as it is: qkv and llama.cpp; exported in bf16: transformers. Without ``--model``: a random Llama, Q4_0
-    experts       gpt-oss with random weights, a folder in bf16 and one with experts in MXFP4: qkv and transformers
+    experts       gpt-oss with random weights, a folder in bf16 and one with experts in MXFP4: qkv and transformers;
+                  Qwen3-MoE of the same size, a GGUF file in Q4_0: qkv and llama.cpp
 
 A fresh process loads the weights and writes tokens greedily after a prompt of 32. The table has the medians of seconds
 from the start of the process to its first token, and of tokens per second after it, and the highest peak of memory.
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -27,6 +29,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+import qkv
 from load_checkpoint import llama
 from peer_process import Died, living
 from qkv.interop.gguf.write import save_gguf
@@ -34,7 +37,8 @@ from qkv.interop.load import described, load_published
 from qkv.interop.save import published_tensors, save_published
 from qkv.models.build import build
 from qkv.report.table import print_table
-from side_by_side import available, parser, say_where, write_table
+from qkv.system.processor import processor_name
+from side_by_side import available, parser, say_where, version, write_table
 
 PROMPT = list(range(1, 33))
 COMMON = """
@@ -138,12 +142,12 @@ def gguf_subject(model: Path | None, folder: Path, sides: list[str], smoke: bool
     return Subject(f"{file.stem}, GGUF", places)
 
 
-def experts_config(smoke: bool) -> dict[str, Any]:
-    """``config.json`` of gpt-oss with a billion weights."""
+def experts_config(smoke: bool, stem: str) -> dict[str, Any]:
+    """``config.json`` of gpt-oss, or of Qwen3-MoE, with a billion weights."""
     width, layers, vocab_size, experts = (64, 2, 300, 4) if smoke else (1024, 9, 32000, 32)
     return {
-        "model_type": "gpt_oss",
-        "architectures": ["GptOssForCausalLM"],
+        "model_type": {"GptOss": "gpt_oss", "Qwen3Moe": "qwen3_moe"}[stem],
+        "architectures": [f"{stem}ForCausalLM"],
         "vocab_size": vocab_size,
         "hidden_size": width,
         "intermediate_size": width,
@@ -151,7 +155,8 @@ def experts_config(smoke: bool) -> dict[str, Any]:
         "num_attention_heads": width // 32,
         "num_key_value_heads": 2,
         "head_dim": 32,
-        "num_local_experts": experts,
+        **({"num_local_experts": experts} if stem == "GptOss" else {"num_experts": experts, "norm_topk_prob": True}),
+        **({} if stem == "GptOss" else {"moe_intermediate_size": width}),
         "num_experts_per_tok": 4 if experts > 4 else 2,
         "max_position_embeddings": 4096,
         "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
@@ -161,9 +166,9 @@ def experts_config(smoke: bool) -> dict[str, Any]:
     }
 
 
-def write_experts(folder: Path, smoke: bool, narrow: bool) -> Path:
+def write_experts(folder: Path, smoke: bool, narrow: bool, stem: str = "GptOss") -> Path:
     """Write a folder of random weights in bf16, with experts in MXFP4 if ``narrow``."""
-    config = experts_config(smoke)
+    config = experts_config(smoke, stem)
     if narrow:
         config["quantization_config"] = {"quant_method": "mxfp4"}
     folder.mkdir()
@@ -181,6 +186,23 @@ def write_experts(folder: Path, smoke: bool, narrow: bool) -> Path:
             tensors[name] = (torch.randn(blank.shape, generator=generator) * scale).to(torch.bfloat16)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+def experts_file(folder: Path, smoke: bool) -> Path:
+    """Write a GGUF file of experts in Q4_0."""
+    model = load_published(write_experts(folder / "wide", smoke, False, "Qwen3Moe"), "bf16").model
+    save_gguf(model, folder / "experts.gguf", dtype="q4_0")
+    return folder / "experts.gguf"
+
+
+def note(new: int) -> str:
+    """Sentence below the table: machine, date and versions."""
+    packages = ("torch", "transformers", "llama-cpp-python")
+    versions = ", ".join(f"{name} {version(name) or '(not installed)'}" for name in packages)
+    date = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    return (
+        f"{processor_name()}, {date}; qkv {qkv.__version__}, {versions}. {new} tokens after a prompt of {len(PROMPT)}."
+    )
 
 
 def size_of(place: Path) -> float:
@@ -229,11 +251,14 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = write_experts(Path(name, "experts"), asked.smoke, narrow)
             rows += rows_of(Subject(title, dict.fromkeys(["qkv", *hf], folder)), new, turns)
+    with tempfile.TemporaryDirectory() as name:
+        file = experts_file(Path(name), asked.smoke)
+        rows += rows_of(Subject("experts in Q4_0, GGUF", dict.fromkeys(["qkv", *cpp], file)), new, turns)
     print_table("\nnarrow weights, fresh processes", COLUMNS, rows)
     if asked.write:
         if not asked.write.exists():
             asked.write.write_text(PAGE, encoding="utf-8")
-        write_table(asked.write, "narrow: narrow.py", COLUMNS, rows)
+        write_table(asked.write, "narrow: narrow.py", COLUMNS, rows, note(new))
 
 
 if __name__ == "__main__":
