@@ -66,6 +66,11 @@ class Vocabulary:
         """True if input and output text share one tokenizer."""
         return self.target is self.tokenizer
 
+    @property
+    def same_ids(self) -> bool:
+        """True if the tokens of input and output text have the same ids, though texts may be split in two ways."""
+        return self.shared or self.tokenizer.core.get_vocab() == self.target.core.get_vocab()
+
     def digest(self) -> str:
         """Return the SHA-256 of tokenizers, labels and processors, in hexadecimal."""
         texts = (

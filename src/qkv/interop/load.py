@@ -38,7 +38,7 @@ from qkv.spec.processors import Processor
 from qkv.system.allocator import apart_from_kept_memory
 from qkv.system.allowance import limit_threads
 from qkv.system.errors import UserError, nearest
-from qkv.tokenizers.folder import holds_tokenizer
+from qkv.tokenizers.folder import file_of_target, holds_tokenizer
 from qkv.tokenizers.tokenizer import Tokenizer
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -48,10 +48,11 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 class PublishedModel:
     """Loaded checkpoint in Hugging Face or GGUF format: model, tokenizer, settings, and ignored tensors and keys.
 
-    ``tokenizer`` is None if the folder has none; ``labels`` is empty if the config names no classes. ``used`` is the
-    number of tensors loaded. ``ignored`` and ``ignored_config`` list (name, reason) of tensors and config keys that
-    were not loaded; ``kept`` contains the ignored tensors that an export writes back, by published name, and
-    ``kept_config`` the keys of the config that go with them. ``begin``: ids with which the decoder of an
+    ``tokenizer`` is None if the folder has none; ``target_tokenizer`` is that of targets if it is another one;
+    ``labels`` is empty if the config names no classes. ``used`` is the number of tensors loaded. ``ignored`` and
+    ``ignored_config`` list (name, reason) of tensors and config keys that were not loaded; ``kept`` contains the
+    ignored tensors that an export writes back, by published name, and ``kept_config`` the keys of the config that go
+    with them. ``begin``: ids with which the decoder of an
     encoder–decoder starts. ``adapter``: PEFT adapter that was merged into the weights. ``processor``: processor of
     images or sounds from ``preprocessor_config.json``, or None. ``forms``: number of quantised tensors by the name of
     their format in the file, such as "Q4_1".
@@ -71,6 +72,7 @@ class PublishedModel:
     kept: Mapping[str, Tensor] = field(default_factory=dict)
     adapter: StoredAdapter | None = None
     processor: Processor | None = None
+    target_tokenizer: Tokenizer | None = None
     forms: Mapping[str, int] = field(default_factory=dict)
     kept_config: Mapping[str, Any] = field(default_factory=dict)
 
@@ -148,6 +150,7 @@ def read_published(
         _read_extra(family, architecture, stored, precision),
         checkpoint.adapter,
         processor,
+        None if (target := file_of_target(checkpoint.tokenizer_folder)) is None else Tokenizer.load(target),
         Counter(form for tensor in stored.values() if (form := getattr(tensor, "form", ""))),
         {key: config.values[key] for key in family.architectures[architecture].kept_config if key in config.values},
     )

@@ -15,6 +15,7 @@ from qkv.system.errors import UserError, nearest
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from qkv.data.vocabulary import Vocabulary
     from qkv.models.transformer import Transformer
     from qkv.spec.model import Model
     from qkv.spec.processors import Processor
@@ -179,7 +180,15 @@ class _Source(NamedTuple):
     kept_config: Mapping[str, Any] | None = None
 
 
+def _notes_of_tokenizers(vocabulary: Vocabulary, source: Path) -> tuple[str, ...]:
+    """Return what an export leaves out. Raises ``UserError`` if input and output have different ids."""
+    if not vocabulary.same_ids:
+        raise UserError(f"{source} uses different tokenizers for input and output, and qkv writes only one")
+    return () if vocabulary.shared else ("tokenizer.json splits all texts as those of the input; ids are the same",)
+
+
 def _read(source: Path, copy: bool) -> _Source:
+    from qkv.data.vocabulary import Vocabulary
     from qkv.interop.load import load_published
     from qkv.models.edit.quantize import widened
     from qkv.models.wide import DEEP
@@ -189,6 +198,9 @@ def _read(source: Path, copy: bool) -> _Source:
 
     if not (source / "spec.yaml").is_file():
         content = load_published(source, copy=copy)
+        notes = ()
+        if content.tokenizer is not None and content.target_tokenizer is not None:
+            notes = _notes_of_tokenizers(Vocabulary(content.tokenizer, content.target_tokenizer), source)
         parts = (
             content.model,
             content.tokenizer,
@@ -198,18 +210,16 @@ def _read(source: Path, copy: bool) -> _Source:
             content.kept,
             content.processor,
         )
-        return _Source(*parts, ends=content.sample.stop_token_ids, kept_config=content.kept_config)
+        return _Source(*parts, ends=content.sample.stop_token_ids, kept_config=content.kept_config, notes=notes)
     run = load(source, copy=copy, device="cpu")  # files are written from CPU memory
     if run.recipe.quantized is not None and run.recipe.training.adapt.adds_matrices:
         widened(run.model)
     elif run.recipe.quantized is not None:
         raise UserError(f"{source} has quantised weights; export the original run")
-    if not run.vocabulary.shared:
-        raise UserError(f"{source} uses different tokenizers for input and output, which no published family supports")
-    notes = ()
+    notes = _notes_of_tokenizers(run.vocabulary, source)
     if run.wide is not None:
         worse = "" if run.wide.reads(DEEP) else "; on the validation data, it alone was better than the model"
-        notes = (f"the linear path beside the model is left out, as no other library has it{worse}",)
+        notes += (f"the linear path beside the model is left out, as no other library has it{worse}",)
     begin = marks(run.vocabulary, getattr(run.recipe.task, "begin", ())).begin if run.model.encoder else ()
     tokenizer = run.tokenizer if run.vocabulary.has_text else None
     processor = run.vocabulary.processor or next(iter(run.vocabulary.processors.values()), None)

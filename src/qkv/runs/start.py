@@ -135,9 +135,13 @@ def find_start(source: str) -> StartModel:
         inputs = {} if processor is None else {INPUT: processor}
         if model.frontend.processor is not None:
             return StartModel(model, None, None, heads, task, inputs)
-        tokenizer = TokenizerFile(path=str(published.tokenizer_folder))
+        tokenizer, file = (
+            TokenizerFile(path=str(published.tokenizer_folder)),
+            file_of_target(published.tokenizer_folder),
+        )
+        target = None if file is None else TokenizerFile(path=str(file))
         ends = named_ends(published.folder, published.config()) if model.encoder is None else ()
-        return StartModel(model, tokenizer, None, heads, task, inputs, ends)
+        return StartModel(model, tokenizer, target, heads, task, inputs, ends)
     raise UserError(
         f"start: {source!r} is neither a trained run nor a published checkpoint: it holds no {WEIGHTS} and no {CONFIG}"
     )
@@ -176,7 +180,8 @@ def _published_task(published: PublishedCheckpoint, model: Model) -> Task:
     """Build the task that writes texts with the begin and end tokens that a published encoder–decoder uses."""
     begun = transcript_beginning if reads_sound(model) else beginning
     ids = begun(published.folder, published.config())
-    begin = pieces(published.folder, Tokenizer.load(published.tokenizer_folder), ids)
+    tokens = Tokenizer.load(file_of_target(published.tokenizer_folder) or published.tokenizer_folder)
+    begin = pieces(published.folder, tokens, ids)
     return writing_task(model, begin)
 
 

@@ -307,7 +307,7 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
         model = _with_frontend(model, size, ("model",))
     if model.encoder and model.encoder.frontend.reads_tokens:
         encoder = _with_frontend(model.encoder, vocabulary.tokenizer.vocab_size, ("model", "encoder"))
-        if encoder.share_embedding and not vocabulary.shared:
+        if encoder.share_embedding and not vocabulary.same_ids:
             sentence = (
                 "source and target have separate tokenizers, so their token embeddings cannot be shared; "
                 "remove data.target_tokenizer"

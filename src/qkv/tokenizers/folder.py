@@ -15,6 +15,7 @@ from qkv.tokenizers.byte_level import SYMBOLS
 from qkv.tokenizers.chat import template_in
 from qkv.tokenizers.gguf.file import is_gguf
 from qkv.tokenizers.gguf.read import reads_tokenizer, template_of, tokenizer_of
+from qkv.tokenizers.pieces.marian import TARGET, is_marian, marian_tokenizer
 from qkv.tokenizers.special import CONTENTS
 
 FILE_NAME = "tokenizer.json"
@@ -43,6 +44,9 @@ BYTES = {"Perceiver": ("pad", "bos", "eos", "mask", "cls", "sep")}
 first ids; the 256 bytes follow.
 """
 
+MARIAN = ("Marian",)
+"""Tokenizer families with two SentencePiece models."""
+
 CTC = ("Wav2Vec2CTC",)
 """Tokenizer families whose file vocab.json holds the characters that a model of speech writes."""
 
@@ -69,6 +73,12 @@ def find(path: Path) -> Found:
     if is_gguf(path):
         text, roles = tokenizer_of(path)
         return Found(text, str(path), roles, template_of(path))
+    if path.name == TARGET and path.is_file():
+        settings = _settings(path.parent)
+        core = _make_core(
+            path.parent, settings, MARIAN, lambda folder, settings: marian_tokenizer(folder, settings, True)
+        )
+        return Found(core.to_str(), str(path), _roles(settings))
     folder = path if path.is_dir() else path.parent
     settings = _settings(folder) if path.is_dir() or path.name == FILE_NAME else {}
     if path.is_dir() and not (path / FILE_NAME).exists():
@@ -78,6 +88,11 @@ def find(path: Path) -> Found:
     if file.name != FILE_NAME:
         return Found(_read(file), str(file), {})
     return Found(_read(file), str(file), _roles(settings), template_in(folder, settings))
+
+
+def file_of_target(folder: Path) -> Path | None:
+    """Return the file of the tokenizer of targets, which ``find`` reads; None if that of sources is for both."""
+    return folder / TARGET if is_marian(folder) and not (folder / FILE_NAME).exists() else None
 
 
 def holds_tokenizer(folder: Path) -> bool:
@@ -134,6 +149,8 @@ def _content(token: Any) -> str:
 def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
     if _family(settings, "") in BYTES:
         return _make_core(folder, settings, tuple(BYTES), _bytes)
+    if is_marian(folder):
+        return _make_core(folder, settings, MARIAN, marian_tokenizer)
     if (folder / "vocab.json").is_file() and _family(settings, "") in CTC:
         return _make_core(folder, settings, CTC, _characters)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():

@@ -276,8 +276,8 @@ class Tokenizer:
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
         """Read a ``tokenizer.json`` or a Hugging Face folder, whose settings give the roles of special tokens.
 
-        Older files are supported too: vocab.json and merges.txt (GPT-2 family), vocab.txt (BERT family). Raises
-        ``UserError`` if the file is missing or has another format.
+        Older files are supported too: vocab.json and merges.txt (GPT-2 family), vocab.txt (BERT family), vocab.json and
+        source.spm (Marian). Raises ``UserError`` if the file is missing or has another format.
         """
         return cls.from_json(*find(Path(path).expanduser()))
 

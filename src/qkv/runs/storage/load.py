@@ -200,5 +200,5 @@ def run_of(checkpoint: PublishedModel) -> Run:
     processors = {} if checkpoint.processor is None else {name: checkpoint.processor}
     absent = NO_TEXT if processors else AbsentTokenizer.of_published(checkpoint.folder)
     tokenizer = checkpoint.tokenizer or absent
-    vocabulary = Vocabulary(tokenizer, tokenizer, checkpoint.labels, processors)
+    vocabulary = Vocabulary(tokenizer, checkpoint.target_tokenizer or tokenizer, checkpoint.labels, processors)
     return Run(checkpoint.folder, recipe, checkpoint.model, vocabulary, [], 0, checkpoint.ignored_config)

@@ -17,6 +17,7 @@ from qkv.spec.tasks import Captioning, Chat, MaskedTokens, Matching, NextToken, 
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
 from qkv.spec.tokenizers import TokenizerFile
 from qkv.system.errors import UserError
+from qkv.tokenizers.folder import file_of_target
 from qkv.tokenizers.tokenizer import Tokenizer
 
 NOT_SAID = "not said"
@@ -46,7 +47,9 @@ def _data(checkpoint: PublishedModel) -> Data:
     spec = checkpoint.spec
     needed = next(iter(spec.frontend.inputs_read.values()), (spec.encoder or spec).frontend).processor
     if needed is None:
-        return Data(source=NOT_SAID, tokenizer=TokenizerFile(path=str(checkpoint.folder)))
+        path, target = checkpoint.folder, file_of_target(checkpoint.folder)
+        files = [None if each is None else TokenizerFile(path=str(each)) for each in (path, target)]
+        return Data(source=NOT_SAID, tokenizer=files[0], target_tokenizer=files[1])
     if checkpoint.processor is None:
         alone = "use qkv.interop.load.load_published, which loads only the model"
         if not has_processor(spec) and not reads_sound(spec):
@@ -79,7 +82,8 @@ def _task(checkpoint: PublishedModel) -> Task:
     if checkpoint.spec.frontend.inputs_read:
         return Chat()
     if checkpoint.spec.encoder is not None and checkpoint.spec.head.predicts_tokens:
-        begin = pieces(checkpoint.folder, checkpoint.tokenizer, checkpoint.begin) if checkpoint.tokenizer else ()
+        tokenizer = checkpoint.target_tokenizer or checkpoint.tokenizer
+        begin = pieces(checkpoint.folder, tokenizer, checkpoint.begin) if tokenizer else ()
         return writing_task(checkpoint.spec, begin).published()
     alone = "qkv.interop.load.load_published loads only the model"
     name = f"{checkpoint.folder}: {checkpoint.architecture} ({checkpoint.family})"
