@@ -15,7 +15,19 @@ import torch
 from torch import Tensor
 
 from qkv.spec import masks
-from qkv.spec.parts import Alibi, BatchNorm, LayerNorm, LinearScaling, NoNorm, Norm, RMSNorm, Rope, Shaw, T5Buckets
+from qkv.spec.parts import (
+    Alibi,
+    BatchNorm,
+    LayerNorm,
+    LinearScaling,
+    NoNorm,
+    Norm,
+    RMSNorm,
+    Rope,
+    RopeAxes,
+    Shaw,
+    T5Buckets,
+)
 
 Reference = Callable[[Any, Tensor], Tensor]
 REFERENCES: dict[str, Reference] = {}
@@ -108,7 +120,8 @@ def head_of(heads: list[Tensor], h: int, norm: Any, part: Any, position: int) ->
     """Head h of the queries or keys of a position, normalised and turned in the order of the part."""
 
     def turns(v: Tensor) -> Tensor:
-        return turned(v, position, part.relative) if isinstance(part.relative, Rope) else v
+        rope = part.relative.rope if isinstance(part.relative, RopeAxes) else part.relative  # words: all axes alike
+        return turned(v, position, rope) if isinstance(rope, Rope) else v
 
     late = part.qk_norm_after == "rotation"
     heads = [turns(v) for v in heads] if late else heads

@@ -56,8 +56,10 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
     "tower": [
         {"skip": 1, "hidden": 10, "stack": {"width": 12, "num_layers": 1, "frontend": TILES}},
         {"norm": "layer_norm", "stack": {"width": 12, "frontend": TILES, "latents": {"count": 3, "width": 8}}},
+        {"merge": 2, "norm": "layer_norm", "stack": {"width": 12, "frontend": "sized_patches(channels=2)"}},
     ],
     "image_patches": [{"features": 4, "starts": 2}],
+    "sized_patches": [{"patch": 3, "channels": 2}, {"patch": 2, "channels": 1, "bias": True}],
     "wave_convolutions": [
         {"channels": [6, 8], "kernels": [4, 3], "strides": [3, 2], "near": 4, "groups": 2},
         {"channels": [6], "kernels": [3], "strides": [2], "norms": "layer", "near": 3, "groups": 4, "near_layers": 2},

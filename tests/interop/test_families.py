@@ -91,6 +91,7 @@ def test_every_family_has_cases() -> None:
         "llava": "its rows hold images: tests/interop/test_vision_chats.py",
         "paligemma": "its rows hold images: tests/interop/test_paligemma.py",
         "idefics3": "its rows hold images: tests/interop/test_idefics3.py",
+        "qwen2_vl": "its rows hold images: tests/interop/test_qwen2_vl.py",
         "smolvlm": "its rows hold images: tests/interop/test_idefics3.py",
         "vision-encoder-decoder": "its answer is a text about an image: tests/interop/test_pairs.py",
         "vit_mae": "its class leaves out random patches: tests/interop/test_images.py",

@@ -286,7 +286,7 @@ PLACES = {
     branches.TokenShift: 3,
     memory_layer.MemoryLayer: 3,
     frontends.Text: 6,  # the default of a model, too, and the base of three others
-    images.Images: 4,  # a setting of patches that are generated, and of those that are cut into tiles
+    images.Images: 5,  # a setting of patches that are generated, and the base of tiles and of images of any size
     images.Patches: 3,  # patches of sound are those of an image
     parts.BatchNorm: 3,
     parts.Scaled: 3,

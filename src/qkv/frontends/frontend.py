@@ -26,12 +26,13 @@ class Past(NamedTuple):
     """Positions already held in a decoding state, from earlier calls.
 
     positions (B): number of positions.   limit (B): maximum number of positions of the state, 0 if it grows.   prefix
-    (B): prefix length; None if no mask reads it.
+    (B): prefix length; None if no mask reads it.   behind (B): see ``Context.behind``; None: 0.
     """
 
     positions: Counts
     limit: Counts
     prefix: Counts | None
+    behind: Counts | None = None
 
 
 class Frontend(Declared):
@@ -92,6 +93,11 @@ class Frontend(Declared):
     def grid(self, signal: Signal) -> PositionGrid | None:
         """Return the grid on which positions lie, as for image patches; None for a sequence."""
         return None
+
+    def cells(self, signal: Signal) -> tuple[int, ...] | None:
+        """Return the sizes of the grid that each value of a signal takes in a row of several inputs; None: none."""
+        grid = self.grid(signal)
+        return None if grid is None or grid.leading else grid.sizes
 
     def graph(self, signal: Signal) -> Graph | None:
         """Return the edges between the positions, if they are nodes of graphs; None for other signals."""

@@ -12,6 +12,7 @@ from qkv.interop.mapping.config import Config
 from qkv.spec.model import Model, Stack, Tower
 from qkv.spec.processors import Processor
 from qkv.spec.signals.images import Images, Patches
+from qkv.spec.signals.sizes import SizedImages, SizedPatches
 from qkv.spec.signals.tiles import ImageTiles
 from qkv.system.errors import UserError, nearest, quoted
 
@@ -94,6 +95,9 @@ def read_processor(folder: Path, spec: Model) -> Processor | None:
         return None
     frontend = _stack(spec).frontend
     channels = getattr(frontend, "channels", None) or 3
+
+    if isinstance(frontend, SizedPatches):
+        return _sized(config, channels)
     if config.values.get("image_processor_type") in _names(_TILED):
         return _tiles(config, channels, getattr(frontend, "height", None))
     return _images(config, _kind(config), channels)
@@ -128,7 +132,7 @@ def _with_stack(spec: Model, sizes: Mapping[str, Any]) -> Model:
 def has_processor(spec: Model) -> bool:
     """Return True if a model of ``spec``, or its encoder, reads images: its folder may contain an image processor."""
     frontend = _stack(spec).frontend
-    return isinstance(frontend, Patches) and frontend.processor is Images
+    return isinstance(frontend, SizedPatches) or (isinstance(frontend, Patches) and frontend.processor is Images)
 
 
 def _kind(config: Config) -> _Kind:
@@ -174,6 +178,40 @@ def _tiles(config: Config, channels: int, height: int | None) -> ImageTiles:
     return tiles
 
 
+def _sized(config: Config, channels: int) -> SizedImages:
+    """Read a processor whose images keep their aspect ratio."""
+    config.asked |= _ASKED
+    stem = "Qwen2VL"
+    config.word("image_processor_type", f"{stem}ImageProcessor", dict.fromkeys(_names([stem])))
+    config.fixed("do_resize", True, "the size of the images")
+    config.fixed("temporal_patch_size", 2, "the frames of a patch")
+    mean, deviation = _standard(config, _Kind({}, 3, None, *_CLIP), channels)
+    size = config.table("size")
+    limits = {
+        name: config.integer(key, size.integer(key, size.integer(edge, default)))
+        for name, (key, edge, default) in _LIMITS.items()
+    }
+    images = SizedImages.parse(
+        {
+            "channels": channels,
+            "mean": mean,
+            "deviation": deviation,
+            "resample": _resample(config, 3),
+            "patch": config.integer("patch_size", 14),
+            "merge": config.integer("merge_size", 2),
+            **limits,
+        },
+        config.source,
+    )
+    config.leave_unread(_IGNORED)
+    return images
+
+
+_LIMITS = {
+    "least": ("min_pixels", "shortest_edge", 56 * 56),
+    "most": ("max_pixels", "longest_edge", 28 * 28 * 1280),
+}
+"""Least and largest number of pixels: key, key in the table of sizes, default."""
 _ASKED = {
     "do_resize",
     "do_rescale",
@@ -321,6 +359,8 @@ def written_processor(processor: Processor | None) -> dict[str, Any] | None:
         return None
     if isinstance(processor, ImageTiles):
         return _written_tiles(processor)
+    if isinstance(processor, SizedImages):
+        return _written_sizes(processor)
     numbers = {name: number for number, name in _RESAMPLE.items()}
     sides = {"height": processor.height, "width": processor.width}
     crops = processor.resize == "crop" or processor.resized is not None
@@ -346,6 +386,23 @@ def written_processor(processor: Processor | None) -> dict[str, Any] | None:
         "image_mean": list(processor.mean or ()),
         "image_std": list(processor.deviation or ()),
         **({"do_convert_rgb": True} if processor.channels == 3 else {}),
+    }
+
+
+def _written_sizes(processor: SizedImages) -> dict[str, Any]:
+    """Build the contents of preprocessor_config.json for a processor whose images keep their aspect ratio."""
+    names = ("channels", "mean", "deviation", "resample")
+    plain = Images(height=1, width=1, **{name: getattr(processor, name) for name in names})
+    keys = written_processor(plain) or {}
+    return {
+        **{key: value for key, value in keys.items() if key not in ("do_center_crop", "crop_size")},
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "size": {"shortest_edge": processor.least, "longest_edge": processor.most},
+        "min_pixels": processor.least,
+        "max_pixels": processor.most,
+        "patch_size": processor.patch,
+        "temporal_patch_size": 2,
+        "merge_size": processor.merge,
     }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from qkv.layers.graph import Graph
 from qkv.layers.tap import CallPositions, Tap
 from qkv.ops.documents import starts_of
-from qkv.state.arrival import Arrival
+from qkv.state.arrival import Arrival, Counts
 from qkv.system.errors import UserError
 
 T = TypeVar("T")
@@ -60,7 +60,9 @@ class Context:
     positions (B or 1, N): position of each vector in its row (for packed rows: in its document). lengths (B): number of
     unpadded positions, with padding on the right; None: no padding. segments, prefix, visible, types: see ``Signal``.
     grid: grid of the positions, as for image patches; None for a sequence. graph: edges between the nodes of graphs;
-    None for other inputs. memories: inputs of cross-attention, by name; empty in calls with a decoding state, which
+    None for other inputs. places (B or 1, N, A): positions on A axes for rotations by several, or one for all (A = 1);
+    None: ``positions`` on all axes. behind (B): by how many the largest of them is behind the number of positions after
+    the call; None: unchanged. memories: inputs of cross-attention, by name; empty in calls with a decoding state, which
     holds their keys and values. arrival: new positions of the call relative to the positions in the state; None without
     a state. memo: cache of ``once``. constants: cache of ``constant``, shared by several calls; None: no caching.
     """
@@ -76,6 +78,8 @@ class Context:
     types: Tensor | None = None
     grid: PositionGrid | None = None
     graph: Graph | None = None
+    places: Tensor | None = None
+    behind: Counts | None = None
     memo: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
     constants: dict[Hashable, Any] | None = field(default=None, repr=False, compare=False)
 

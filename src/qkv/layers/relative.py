@@ -145,6 +145,29 @@ class Rope2D(Relative):
         return position_ops.normalised_coordinates(numbers, context.grid.sizes, dtype)
 
 
+@implements(parts.RopeAxes)
+class RopeAxes(Relative):
+    """RoPE by positions on several axes, such as those of pictures among words (M-RoPE, Wang et al. 2024)."""
+
+    only_slopes = True
+
+    def __init__(self, part: parts.RopeAxes, attention: branches.Attention, widths: tuple[int, int]):
+        super().__init__()
+        self.part, self.rotated, self.axes = part, part.rope.rotated(widths[0]), part.axis_of_pairs()
+
+    def rotate(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        kind = single_or_wider(q.dtype)
+        cos, sin = context.once(("rope axes", self.part, self.rotated, q.dtype), lambda: self.rotation(context, kind))
+        return position_ops.rotate(q, cos, sin), position_ops.rotate(k, cos, sin)
+
+    def rotation(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return (cosines, sines) of the rotation angles at the places of ``context``; see ``Context.places``."""
+        places = context.positions[..., None] if context.places is None else context.places
+        places = places.expand(*places.shape[:-1], self.part.place_axes)
+        frequencies, magnitude = rope_frequencies(self.part.rope, self.rotated, dtype)
+        return position_ops.axes_rotation(places[:, None], self.axes, frequencies.to(places.device), magnitude)
+
+
 @implements(parts.Shaw)
 class Shaw(Relative):
     """Learned relative position vectors: adds scale · q_i · r_c to scores, c = clip(j - i, -k, k) (Shaw et al. 2018).

@@ -14,6 +14,7 @@ class State(NamedTuple):
 
     positions (B): number of positions read.   limit (B): fixed capacity; 0 if the state grows.   blocks: state of each
     branch, or of the segmentation.   prefix (B): length of the prefix, on which masks at later positions may depend.
+    behind (B): by how many the next position on several axes is behind the number of positions, see ``Context.places``.
 
     Counts are on the host, so that decoding does not wait for the device.
     """
@@ -22,6 +23,7 @@ class State(NamedTuple):
     limit: Counts
     blocks: Any
     prefix: Counts
+    behind: Counts
 
 
 class Decoded(NamedTuple):

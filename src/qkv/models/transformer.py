@@ -184,6 +184,12 @@ class Tower(Frontend):
         lengths = None if self.tower.latents is not None else self.tower.frontend.lengths(signal)
         return None if lengths is None else (lengths - self.part.skip) // self.part.merge**2
 
+    def cells(self, signal: Signal) -> tuple[int, ...] | None:
+        grid = self.tower.frontend.grid(signal)
+        if grid is None or grid.leading != self.part.skip or self.tower.latents is not None:
+            return None
+        return tuple(side // self.part.merge for side in grid.sizes)
+
     def random(self, rows: int, length: int, generator: torch.Generator) -> Signal:
         return self.tower.frontend.random(rows, length, generator)
 
@@ -320,7 +326,8 @@ class Transformer(Stack):
     @property
     def rewindable(self) -> bool:
         """True if positions can be dropped from the end of the state, see ``rewind``."""
-        return self.segmentation is None and all(branch.rewindable for branch in self.branches)
+        apart = self.segmentation is None and not self.spec.place_axes
+        return apart and all(branch.rewindable for branch in self.branches)
 
     def encode(self, signal: Signal | Tensor, tap: Tap | None = None) -> Memory:
         """Run the encoder on a source; return its output, the ``memory`` of other methods."""
@@ -357,7 +364,7 @@ class Transformer(Stack):
             else self.segmentation.init_state(self, batch, capacity)
         )
         none = Counts((0,) * batch)
-        return State(none, Counts((capacity or 0,) * batch), blocks, none)
+        return State(none, Counts((capacity or 0,) * batch), blocks, none, none)
 
     def state_bytes(self, length: int, batch: int = 1) -> int:
         """Return the size in bytes of the decoding state of ``batch`` rows after ``length`` positions."""
@@ -389,7 +396,9 @@ class Transformer(Stack):
         Raises ``UserError`` if a branch cannot drop positions, see ``rewindable``.
         """
         if not self.rewindable:
-            stuck = self.spec.segmentation or next(b.spec for b in self.branches if not b.rewindable)
+            stuck = self.spec.segmentation or next(
+                b.spec for b in self.branches if b.spec.place_axes or not b.rewindable
+            )
             raise UserError(
                 f"the state of {stuck.kind!r} cannot be truncated; keep a copy of it instead (qkv.state.tree.rows)"
             )
@@ -454,13 +463,13 @@ class Transformer(Stack):
             return self.vectors(x, context), context, None
         if memory is not None:
             raise UserError("memory cannot be passed together with a state; pass it to init_state, which reads it once")
-        x, context = self.embed(
-            signal, Past(state.positions, state.limit, state.prefix if self.reads_prefix else None), tap
-        )
+        visible = state.prefix if self.reads_prefix else None
+        x, context = self.embed(signal, Past(state.positions, state.limit, visible, state.behind), tap)
         x, states = self._normed(x, context, state.blocks)
         prefix = Counts.of(signal.prefix) if self.reads_prefix and signal.prefix is not None else state.prefix
         assert context.arrival is not None
-        return x, context, State(context.arrival.after, state.limit, states, prefix)
+        behind = state.behind if context.behind is None else context.behind
+        return x, context, State(context.arrival.after, state.limit, states, prefix, behind)
 
     def vectors(self, x: Tensor, context: Context) -> Tensor:
         """Run latents, blocks and norm on the front end's x (B, N, D); return the input vectors of the head."""

@@ -130,6 +130,19 @@ def grid_rotation(coordinates: Tensor, frequencies: Tensor) -> tuple[Tensor, Ten
     return angles.cos(), angles.sin()
 
 
+def axes_rotation(
+    places: Tensor, axes: tuple[int, ...], frequencies: Tensor, magnitude: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Compute RoPE by several axes: magnitude · (cos, sin) of places[axis of the pair] · frequency, for ``rotate``.
+
+    places (…, A).   axes: axis of each pair.   frequencies (pairs).   Result (…, 2 · pairs): both halves are equal.
+    """
+    chosen = places[..., torch.tensor(axes, device=places.device)]
+    angles = chosen.to(frequencies.dtype) * frequencies
+    angles = torch.cat((angles, angles), -1)
+    return magnitude * angles.cos(), magnitude * angles.sin()
+
+
 def normalised_coordinates(numbers: Tensor, sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Compute 2π ((2 c - 1) / S - 1) of coordinates c = 1 … S on axes of ``sizes`` S, from -2π to 2π in ``dtype``.
 

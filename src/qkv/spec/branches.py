@@ -88,6 +88,12 @@ class Branch(Part, slot=True):
         return False
 
     @property
+    def place_axes(self) -> int:
+        """Number of axes of the positions in a row that the branch reads; 0: it reads the indices in the row."""
+        relative = getattr(self, "relative", None)
+        return relative.place_axes if isinstance(relative, Relative) else 0
+
+    @property
     def level_factors(self) -> tuple[tuple[int, ...], ...]:
         """Factors of each mask of levels, see ``Scales``; empty without one."""
         return ()

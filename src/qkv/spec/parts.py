@@ -227,6 +227,7 @@ class Positions(Part, slot=True):
     """True if there are no position vectors."""
     axes: ClassVar[int] = 1
     """Number of axes of the grid on which positions must lie; 1: any sequence."""
+
     leads: ClassVar[bool] = False
     """True if the spec has a field ``leading``: the number of positions before the grid that have vectors, too."""
 
@@ -397,6 +398,11 @@ class Relative(Part, slot=True):
     """False if distances beyond those of training give scores that the model has never seen."""
     axes: ClassVar[int] = 1
     """Number of axes of the grid on which positions must lie; 1: any sequence."""
+
+    @property
+    def place_axes(self) -> int:
+        """Number of axes of the positions in a row that it reads, see ``Context.places``; 0: it reads the indices."""
+        return 0
 
     def sized_for(self, grid: tuple[int, ...] | None) -> Self:
         """Return a copy in which sizes that depend on ``grid`` are filled in; None for a sequence."""
@@ -636,6 +642,52 @@ class Rope2D(Relative, kind="rope_2d"):
             return []
         sentence = f"2-D RoPE rotates pairs for each of two axes, but {rotated} features of a head would be rotated"
         return [Problem((), f"{sentence}; make that a multiple of 4")]
+
+
+class RopeAxes(Relative, kind="rope_axes"):
+    """RoPE by positions on several axes: time, row and column of a picture among words (M-RoPE, Wang et al. 2024).
+
+    ``sections`` gives the number of feature pairs that each axis rotates, one axis after the other. ``interleaved``:
+    pairs take turns, pair i is rotated by axis a = i mod A if i < A · sections[a], else by the first one (Qwen3-VL,
+    2025). A word has one position on all axes, one more than the largest before it; the positions of a picture's
+    vectors are that number plus their coordinates.
+    """
+
+    extrapolates = False
+    rope: Rope = Rope()
+    sections: Seq[int] = Field(default=(16, 24, 24), min_length=1, max_length=8, description="pairs of each axis")
+    interleaved: bool = Field(default=False, description="pairs of the axes take turns; default: axis by axis")
+
+    @property
+    def place_axes(self) -> int:
+        return len(self.sections)
+
+    @property
+    def canonical(self) -> Relative:
+        return self.changed(rope=self.rope.canonical)
+
+    def axis_of_pairs(self) -> tuple[int, ...]:
+        """Return the axis that rotates each pair of features."""
+        if not self.interleaved:
+            return tuple(axis for axis, count in enumerate(self.sections) for _ in range(count))
+        axes = len(self.sections)
+        return tuple(i % axes if i < axes * self.sections[i % axes] else 0 for i in range(sum(self.sections)))
+
+    def head_problems(self, head_dim: int) -> list[Problem]:
+        inner = [problem.under("rope") for problem in self.rope.head_problems(head_dim)]
+        pairs = self.rope.rotated(head_dim) // 2
+        if not inner and sum(self.sections) != pairs:
+            sentence = f"{list(self.sections)} are {sum(self.sections)} pairs, but {pairs} of a head are rotated"
+            return [Problem(("sections",), f"{sentence}; give sections that add up to {pairs}")]
+        return inner
+
+    def problems(self) -> list[Problem]:
+        if min(self.sections) < 0:
+            return [Problem(("sections",), f"{min(self.sections)} given, but a section has 0 pairs or more")]
+        if self.rope.fixed_up_to is not None:
+            sentence = "frequencies that depend on the length of a row are not supported with several axes"
+            return [Problem(("rope", "scaling"), f"{sentence}; give another kind")]
+        return []
 
 
 class Alibi(Relative, kind="alibi"):

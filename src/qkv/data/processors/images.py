@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +20,14 @@ from qkv.data.records.images.image_files import GREY, SHOWN, converted, image_na
 from qkv.data.records.images.pictures import as_uri
 from qkv.data.records.sounds.cells import holds_sounds
 from qkv.data.records.table import Table
-from qkv.data.records.values import readable
+from qkv.data.records.values import Unusable, readable
 from qkv.layers.signal import Signal
 from qkv.spec.models.wide import Gradients, WidePath
 from qkv.spec.register import implements
 from qkv.spec.signals.images import LARGEST, SIMPLE, Images
+from qkv.spec.signals.sizes import SizedImages
 from qkv.spec.signals.tiles import ImageTiles
+from qkv.system.errors import UserError
 
 _LARGEST = 64
 """Largest height and width that are chosen automatically; the user has to set larger sizes."""
@@ -32,6 +35,9 @@ _SAMPLE = 1000
 """Number of training images that determine the size, the mean and the standard deviation."""
 _DECODED = 8
 """Minimum side of a JPEG image that is decoded at a reduced size, as a multiple of the processor's larger side."""
+
+_NARROWEST = 200
+"""Largest ratio of the sides of an image that keeps its aspect ratio."""
 
 
 @implements(Images)
@@ -184,6 +190,39 @@ class TileProcessor(ImageProcessor):
         return super().picture_read(encoded.whole)
 
 
+@implements(SizedImages)
+class SizedImageProcessor(ImageProcessor):
+    """Images that keep their aspect ratio -> pixels (C, H, W), whose sides are multiples of a cell."""
+
+    automatic = False
+    spec: SizedImages
+
+    @classmethod
+    def recognises(cls, source: str, table: Callable[[], Table | None]) -> bool:
+        return False
+
+    def fitted(self, values: Sequence[Any]) -> SizedImages:
+        return self.spec
+
+    def encode(self, value: Any) -> np.ndarray:
+        mode = "L" if self.spec.channels == 1 else "RGB"
+        image = converted(opened_image(value), mode, image_name(value), _DECODED * LARGEST)
+        if max(image.size) > _NARROWEST * min(image.size):
+            raise Unusable(f"{image_name(value)} has sides of a ratio above {_NARROWEST}")
+        return _pixels(image.resize(_in_cells(image, self.spec), _resampling(self.spec)))
+
+    def size(self, encoded: np.ndarray) -> int:
+        cell = self.spec.patch * self.spec.merge
+        return encoded.shape[1] // cell * (encoded.shape[2] // cell)
+
+    def signal(self, encoded: Sequence[np.ndarray]) -> Signal:
+        """Build the signal of images of one size. Raises ``UserError`` for several."""
+        sizes = dict.fromkeys(f"{image.shape[1]} × {image.shape[2]}" for image in encoded)
+        if len(sizes) > 1:
+            raise UserError(f"images of {' and '.join(sizes)} pixels are in one call; give images of one aspect ratio")
+        return super().signal(encoded)
+
+
 def _size(value: Any) -> tuple[int, int, bool]:
     """Return (height, width, True if it is greyscale) of a raw image. Raises ``Unusable``."""
     image = opened_image(value)
@@ -255,6 +294,19 @@ def _in_whole_tiles(image: Any, side: int) -> tuple[int, int]:
     shorter = int(longer / ratio if image.width >= image.height else longer * ratio)
     shorter = -(-shorter // side) * side
     return (longer, shorter) if image.width >= image.height else (shorter, longer)
+
+
+def _in_cells(image: Any, spec: SizedImages) -> tuple[int, int]:
+    """Return the (width, height) of an image in whole cells, with ``least`` to ``most`` pixels."""
+    cell, pixels = spec.patch * spec.merge, image.width * image.height
+    width, height = (round(side / cell) * cell for side in image.size)
+    if width * height > spec.most:
+        shrink = math.sqrt(pixels / spec.most)
+        width, height = (max(cell, math.floor(side / shrink / cell) * cell) for side in image.size)
+    elif width * height < spec.least:
+        stretch = math.sqrt(spec.least / pixels)
+        width, height = (math.ceil(side * stretch / cell) * cell for side in image.size)
+    return width, height
 
 
 def _fitted(image: Any, sides: tuple[int, int], method: Any) -> Any:

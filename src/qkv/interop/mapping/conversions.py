@@ -335,6 +335,22 @@ class Broadcast(Way):
 
 
 @dataclass(frozen=True)
+class Frames(Way):
+    """Sum over ``count`` frames of a convolution, all of which see one picture: (F, C, T, P, P) to (F, C, P, P).
+
+    An export gives each frame an equal share, so that pictures are read alike.
+    """
+
+    count: int = 2
+
+    def inward(self, theirs: Sequence[Tensor], cut: Cut) -> Tensor:
+        return theirs[0].sum(2)
+
+    def outward(self, ours: Tensor, cut: Cut) -> tuple[Tensor, ...]:
+        return ((ours / self.count).unsqueeze(2).repeat_interleave(self.count, 2),)
+
+
+@dataclass(frozen=True)
 class Taps(Way):
     """Reordering of a depthwise convolution: published (F, 1, K), earliest tap first, to (F, K), latest first."""
 

@@ -104,7 +104,7 @@ def decode(model: Any, tokens: Sequence[Sequence[int]], state: State) -> Decoded
         return signal.unpadded(model.embed(signal, Past(state.positions, state.limit, None))[0])
 
     logits = step(flat, arrival, state.blocks, embed)
-    return Decoded(logits, State(arrival.after, state.limit, state.blocks, state.prefix))
+    return Decoded(logits, state._replace(positions=arrival.after))
 
 
 def decoding_path(model: Any) -> str:

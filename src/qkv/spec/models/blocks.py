@@ -267,6 +267,11 @@ class Layered(Spec):
         """True if the output of a branch depends on the length of each row's prefix (source text before a target)."""
         return any(branch.reads_prefix for block in self.blocks for branch in block.branches)
 
+    @property
+    def place_axes(self) -> int:
+        """Largest number of axes of positions in a row that a branch reads; 0: all read the indices in the row."""
+        return max((branch.place_axes for block in self.blocks for branch in block.branches), default=0)
+
     def first_branch(self, wrong: Callable[[Branch], bool]) -> tuple[str | int, ...]:
         """Return the path of the first branch for which ``wrong`` is true, as ("blocks", 0, "branches", 1), or ()."""
         for i, block in enumerate(self.blocks):
