@@ -143,6 +143,7 @@ SQUARE = {
 def refused(case: Case) -> bool:
     """True for cases of other heads, activations, windows, scales or layers than those that llama.cpp has built in."""
     return case.name in {
+        "gpt-oss",
         "gpt2-five-heads",
         "gpt2-untied",
         "gpt2-scaled-by-layer",

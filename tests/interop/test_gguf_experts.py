@@ -28,10 +28,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Mixtral", {"num_local_experts": EXPERTS, "sliding_window": None, "head_dim": 16}),
     "qwen2moe": ("Qwen2Moe", {**OWN, "head_dim": "absent", "shared_expert_intermediate_size": 96}),
     "qwen3moe": ("Qwen3Moe", {**OWN, "head_dim": 16, "norm_topk_prob": True}),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "num_local_experts": EXPERTS,
+            "head_dim": 16,
+            "sliding_window": 5,
+            "swiglu_limit": 7.0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
+        },
+    ),
     "olmoe": ("Olmoe", {"num_experts": EXPERTS, "head_dim": "absent", "num_key_value_heads": 4}),
 }
 """Architecture in llama.cpp -> stem of the class of the transformers library, and what its config sets."""
-FAMILIES = {"llama": "Mixtral", "qwen2moe": "Qwen2-MoE", "qwen3moe": "Qwen3-MoE", "olmoe": "OLMoE"}
+FAMILIES = {
+    "llama": "Mixtral",
+    "qwen2moe": "Qwen2-MoE",
+    "qwen3moe": "Qwen3-MoE",
+    "gpt-oss": "gpt-oss",
+    "olmoe": "OLMoE",
+}
 IDS = torch.randint(0, 40, (2, 12), generator=torch.Generator().manual_seed(5))
 
 
@@ -63,7 +79,9 @@ def by_hand(name: str, theirs: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "expert_count": EXPERTS,
         "expert_used_count": config.num_experts_per_tok,
     }
-    if name in ("llama", "qwen3moe"):
+    if name == "gpt-oss":
+        values |= {"expert_feed_forward_length": config.intermediate_size, "attention.sliding_window": 5}
+    if name in ("llama", "qwen3moe", "gpt-oss"):
         values |= {"attention.key_length": 16, "attention.value_length": 16}
     if name.startswith("qwen"):
         values["expert_feed_forward_length"] = config.moe_intermediate_size
@@ -79,6 +97,7 @@ def by_hand(name: str, theirs: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _layer(name: str, config: Any, state: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
     begin, found = f"model.layers.{layer}.", dict[str, Tensor]()
     parts = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.gate"}
+    parts |= {"ffn_gate_inp": "mlp.router"} if name == "gpt-oss" else {}
     parts |= {f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"} | {"attn_output": "self_attn.o_proj"}
     parts |= {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
     parts |= {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
@@ -86,9 +105,16 @@ def _layer(name: str, config: Any, state: dict[str, Tensor], layer: int) -> dict
         for leaf in ("weight", "bias"):
             if f"{begin}{his}.{leaf}" in state:
                 found[f"{mine}.{leaf}"] = state[f"{begin}{his}.{leaf}"]
-    gate, up = state[f"{begin}mlp.experts.gate_up_proj"].chunk(2, 1)
-    found |= {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up}
-    found["ffn_down_exps.weight"] = state[f"{begin}mlp.experts.down_proj"]
+    stacks = {part: state[f"{begin}mlp.experts.{part}"] for part in ("gate_up_proj", "down_proj")}
+    if name == "gpt-oss":  # stored (E, in, out), with gate and up in turns
+        biases = [state[f"{begin}mlp.experts.{part}_bias"] for part in stacks]
+        stacks = {part: stack.mT for part, stack in stacks.items()}
+        stacks["gate_up_proj"] = torch.cat((stacks["gate_up_proj"][:, ::2], stacks["gate_up_proj"][:, 1::2]), 1)
+        found |= {"ffn_gate_exps.bias": biases[0][:, ::2], "ffn_up_exps.bias": biases[0][:, 1::2]}
+        found |= {"ffn_down_exps.bias": biases[1], "attn_sinks.weight": state[f"{begin}self_attn.sinks"]}
+        found["post_attention_norm.weight"] = found.pop("ffn_norm.weight")
+    gate, up = stacks["gate_up_proj"].chunk(2, 1)
+    found |= {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up, "ffn_down_exps.weight": stacks["down_proj"]}
     if name == "qwen2moe":
         found["ffn_gate_inp_shexp.weight"] = state[f"{begin}mlp.shared_expert_gate.weight"][0]
     if name == "llama":  # RoPE's pairs are adjacent
@@ -160,16 +186,18 @@ def test_an_export_is_the_file_by_hand_and_llama_cpp_opens_it(name: str, tmp_pat
     assert relative(torch.from_numpy(logits_of(tmp_path / "a.gguf", IDS[0].tolist())), theirs(IDS[:1]).logits[0]) < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
-@pytest.mark.parametrize("name", ["llama", "qwen2moe"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "MXFP4"])
+@pytest.mark.parametrize("name", ["llama", "qwen2moe", "gpt-oss"])
 @torch.no_grad()
 def test_experts_keep_their_values_and_their_size(name: str, kind: str, tmp_path: Path) -> None:
-    file = stored(tmp_path / "a.gguf", name, model_of(name), lambda key: "F32" if "gate_inp" in key else kind)
+    file = stored(
+        tmp_path / "a.gguf", name, model_of(name), lambda key: "F32" if "gate_inp" in key or "bias" in key else kind
+    )
     narrow, wide = qkv.load(file).model, load_published(file, "fp32").model
     experts = {key: m for key, m in narrow.named_modules() if ".experts." in key and isinstance(m, QuantizedLinear)}
     assert len(experts) == LAYERS * EXPERTS * 2  # joined gate and up, and down
     for key, layer in experts.items():
-        assert layer.matrix.bits == (4 if kind.startswith("Q4") else 8)
+        assert layer.matrix.bits == (8 if kind in ("Q5_0", "Q8_0") else 4)
         assert torch.equal(layer.weight, wide.get_parameter(f"{key}.weight"))
     sizes = [t.n_bytes for t in gguf.GGUFReader(file).tensors if "_exps" in t.name]
     held = sum(buffer.nbytes for layer in experts.values() for buffer in layer.matrix.buffers())
@@ -177,6 +205,21 @@ def test_experts_keep_their_values_and_their_size(name: str, kind: str, tmp_path
     # Kernels round x to 8 bits, so that a router may choose another expert where two have nearly equal scores.
     wanted = wide(IDS)[0]
     assert ((narrow(IDS)[0] - wanted).abs().amax(-1) < 0.03 * wanted.abs().max()).float().mean() > 0.75
+
+
+@torch.no_grad()
+def test_yarn_of_gpt_oss_goes_along(tmp_path: Path) -> None:
+    """Its features are not rounded to whole ones, which the file does not say."""
+    stem, fields = MODELS["gpt-oss"]
+    made = case("yarn", stem, **{**SIZES, **fields, "rope_parameters": "absent"})
+    torch.manual_seed(2)
+    theirs = made.model(made.config).eval()
+    assert theirs.config.rope_parameters["rope_type"] == "yarn"
+    theirs.save_pretrained(tmp_path / "hf")
+    written = save_gguf(load_published(tmp_path / "hf").model, tmp_path / "a.gguf", family="gpt-oss")
+    assert any("YaRN" in note for note in written.notes)
+    assert gguf.GGUFReader(tmp_path / "a.gguf").fields["gpt-oss.rope.scaling.factor"].contents() == 32.0
+    assert relative(load_published(tmp_path / "a.gguf").model(IDS)[0], theirs(IDS).logits) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", ["q8_0", "q4_0"])

@@ -39,6 +39,7 @@ from qkv.system.allocator import apart_from_kept_memory
 from qkv.system.allowance import limit_threads
 from qkv.system.errors import UserError, nearest
 from qkv.tokenizers.folder import file_of_target, holds_tokenizer
+from qkv.tokenizers.gguf.file import is_gguf
 from qkv.tokenizers.tokenizer import Tokenizer
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -127,6 +128,7 @@ def read_published(
     stored = checkpoint.tensors(pickles, copy)
     config = checkpoint.config(held_by(stored))
     family, architecture = choose(config)
+    family = family.in_gguf if is_gguf(folder) else family
     stored = named_as_now(family, stored)
     spec = read_spec(family, architecture, config)
     processor = read_processor(folder, spec) or read_sound_processor(folder, spec) or spec.frontend.own_processor

@@ -66,7 +66,7 @@ def _windows(layout: GGUFLayout, config: Values) -> dict[str, Any]:
 
 
 def _scaling(config: Values) -> dict[str, Any]:
-    table = config.get("rope_scaling") or {}
+    table = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if table.get("rope_type") not in _SCALING:
         return {}
     keys = {"type": table["rope_type"], "factor": float(table["factor"])}

@@ -139,7 +139,7 @@ def gguf_names(values: Values) -> dict[str, str]:
 
 
 def _family(values: Values) -> Family:
-    return families_by_type()[values["model_type"]]
+    return families_by_type()[values["model_type"]].in_gguf
 
 
 def gguf_tensors(file: Path, values: Values, copy: bool = True) -> dict[str, Stored]:

@@ -137,8 +137,8 @@ def _covered(model: Transformer, family: str) -> tuple[Covering, GGUFLayout]:
 
 def _tensors(model: Transformer, cover: Covering, layout: GGUFLayout, kind: str) -> list[_Tensor]:
     """Return the tensors of the file, converted to the form that llama.cpp stores."""
-    published = published_tensors(model, cover.family, layout.architecture)
-    names = names_of(cover.family, cover.config)
+    family = cover.family.in_gguf
+    published, names = published_tensors(model, family, layout.architecture), names_of(family, cover.config)
     parts, experts = dict[str, dict[int, Tensor]](), set[str]()
     for name, tensor in published.items():
         stored, expert = split_slice(names.get(name, name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -90,6 +90,11 @@ class Family:
     """Chat template of folders that hold none, the form of a prompt in the published processor; empty: none."""
     base: str = ""
     """Name of the family that this one extends. If both can describe a model, the base is used."""
+
+    @property
+    def in_gguf(self) -> Family:
+        """The family with the name table of its GGUF files, where it differs from that of published files."""
+        return replace(self, names=(*self.gguf.names, *self.names)) if self.gguf and self.gguf.names else self
 
     def divisions_of(self, model: nn.Module) -> Sequence[RowDivision]:
         """Return the divisions of the rows of published tensors of ``model``."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from qkv.interop.mapping.conversions import ROTARY_PAIRS, Cut, Way
+from qkv.interop.mapping.names import NameRule
 
 Values = Mapping[str, Any]
 
@@ -83,6 +84,8 @@ class GGUFLayout:
     """Config key of RoPE's base."""
     derived: Mapping[str, Callable[[Values], Any]] = field(default_factory=dict)
     """Further metadata keys that llama.cpp requires -> functions that compute them from the config."""
+    names: tuple[NameRule, ...] = ()
+    """Name table of tensors that llama.cpp stores in other parts than published files do; it precedes the family's."""
     turned: str = ""
     """Config key of the fraction of a head that RoPE rotates; "" if it rotates whole heads."""
     experts: bool = False

@@ -9,8 +9,9 @@ from typing import Any
 
 from qkv.interop.families.common import experts, gated
 from qkv.interop.families.common.heads import HEAD_KEYS, language_model, of_decoder
+from qkv.interop.mapping import gguf
 from qkv.interop.mapping.config import Config
-from qkv.interop.mapping.conversions import ALTERNATING, TRANSPOSED, Chained
+from qkv.interop.mapping.conversions import ALTERNATING, PAIR, TRANSPOSED, Chained
 from qkv.interop.mapping.family import Family
 from qkv.interop.mapping.names import NameRule
 from qkv.interop.registry import register
@@ -74,6 +75,24 @@ NAMES = (
     NameRule(experts.OURS + "router.*", experts.MLP + ".router.*"),
     *gated.NAMES,
 )
+_PARTS = experts.MLP + ".experts.{expert}."
+_GGUF_NAMES = (
+    NameRule("blocks.{layer}.branches.0.body.sink", "model.layers.{layer}.self_attn.sinks.weight"),
+    NameRule(_EXPERT + "gate_up.*", (_PARTS + "gate_proj.*", _PARTS + "up_proj.*"), PAIR),
+    NameRule(_EXPERT + "down.*", _PARTS + "down_proj.*"),
+)
+"""Names in GGUF files, where gate and up are two tensors of all experts."""
+
+
+def _scaling(values: gguf.Values) -> dict[str, Any] | None:
+    table = values.get("rope_scaling")
+    return {**table, "truncate": False} if table else None
+
+
+def _kinds(values: gguf.Values) -> list[str]:
+    return [gated.FULL if i % 2 else gated.SLIDING for i in range(values["num_hidden_layers"])]
+
+
 GPT_OSS = Family(
     name="gpt-oss",
     model_types=("gpt_oss",),
@@ -117,6 +136,26 @@ GPT_OSS = Family(
         },
     },
     synonyms={"num_experts": "num_local_experts"},
+    gguf=gguf.GGUFLayout(
+        "GptOssForCausalLM",
+        "gpt-oss",
+        gguf.keys_of_experts(
+            "num_local_experts",
+            gguf.MetadataKey("expert_feed_forward_length", "intermediate_size"),
+            gguf.MetadataKey("attention.sliding_window", "sliding_window"),
+        ),
+        {
+            "hidden_act": "silu",
+            "attention_bias": True,
+            "swiglu_limit": 7.0,
+            "layer_types": _kinds,
+            "rope_scaling": _scaling,
+            "rope_parameters": lambda values: {"rope_type": "default"},
+        },
+        names=_GGUF_NAMES,
+        experts=True,
+        note="llama.cpp rounds the features between which YaRN interpolates; the published model does not",
+    ),
 )
 
 register(GPT_OSS)
