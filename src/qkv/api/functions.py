@@ -471,6 +471,7 @@ def ask(
     calibrate: bool = False,
     num_examples: int | None = None,
     seed: int = 0,
+    images: Sequence[Any] = (),
 ) -> list[dict[str, Any]]:
     """Answer each input by few-shot prompting; return mappings with ``answer`` and the options' ``probabilities``.
 
@@ -478,17 +479,35 @@ def ask(
     which are shown as far as they fit the model's positions; if there are more than ``num_examples``, so many are
     sampled with ``seed``. options: possible answers, or a list of them for each input; None: the labels of the
     examples; without examples the answer is generated. template: text of an example, such as "{text} is {label}.".
-    by, calibrate: see ``qkv.generation.few_shot.FewShot.choose``. Raises ``UserError``.
+    by, calibrate: see ``qkv.generation.few_shot.FewShot.choose``. images: pictures that the inputs, which are texts,
+    ask about, as files, data URIs, arrays or Pillow images; they are answered in the form of the model's chat template,
+    or by a run whose inputs are pictures and a text, and not by prompting. Raises ``UserError``.
     """
     from qkv.generation.few_shot import TEMPLATE, Template
     from qkv.runs.inference.ask import answers, few_shot, options_of_rows
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
+    if images:
+        return _asked_about(loaded, inputs, images, {"examples": examples, "options": options, "template": template})
     form, demonstrations = Template(template or TEMPLATE), _labelled(examples)
     rows = [{form.fields[0]: item} if isinstance(item, str) else item for item in inputs]
     prompt = few_shot(loaded, demonstrations, form, num_examples, seed)
     results = answers(prompt, rows, options_of_rows(options, len(rows), demonstrations), by, calibrate)
     return [{"answer": answer.text, "probabilities": answer.probabilities} for answer in results]
+
+
+def _asked_about(
+    run: Run, inputs: Iterable[str | Mapping[str, str]], images: Sequence[Any], prompting: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Answer texts about pictures. Raises ``UserError`` for settings of ``prompting``, which do not apply."""
+    from qkv.runs.chats.questions import ask_about
+
+    questions = [inputs] if isinstance(inputs, str) else list(inputs)
+    name = next((name for name, value in prompting.items() if value), None)
+    if name is not None or not all(isinstance(each, str) for each in questions):
+        what = "inputs that are no texts" if name is None else f"{name!r}"
+        raise UserError(f"{what} given beside 'images'; questions about pictures are texts, without prompting")
+    return ask_about(run, [str(each) for each in questions], images)
 
 
 def _labelled(examples: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:

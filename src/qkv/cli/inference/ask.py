@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -22,6 +24,7 @@ qkv ask gpt2 "a waste of time" --examples reviews.csv
 qkv ask gpt2 --examples reviews.csv --data more.csv --num-examples 16
 qkv ask runs/my "The sky is" --template "{text} {label}" --option blue --option green
 qkv ask gpt2 --data questions.jsonl --template "Q: {question}\\nA: {label}" --by token
+qkv ask llava-1.5-7b-hf --image picture.png "What is it?"
 """
 
 _Inputs = Annotated[list[str] | None, typer.Argument(metavar="[INPUT]...", help="Texts to answer.")]
@@ -29,6 +32,7 @@ _Data = Annotated[str | None, typer.Option(metavar="FILE", help="Answer every ro
 _Option = Annotated[
     list[str] | None, typer.Option(metavar="TEXT", help="Possible answer; repeatable; default: labels of the examples.")
 ]
+_Image = Annotated[list[str] | None, typer.Option(metavar="FILE", help="Picture that the texts ask about; repeatable.")]
 _Seed = Annotated[int, typer.Option(metavar="N", help="Random seed for the selection of examples.")]
 _By = Annotated[
     str, typer.Option(metavar="sum|token|character", help="Score of an option: log probability, total or mean.")
@@ -50,18 +54,25 @@ def ask_command(
     by: _By = "sum",
     calibrate: _Calibrate = False,
     column: _Column = None,
+    image: _Image = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per answer.")] = False,
     copy: Copy = False,
 ) -> None:
     """Answer by few-shot prompting: show examples before the input, and choose the most probable option.
 
-    Without options, the answer is generated.
+    Without options, the answer is generated. Questions about pictures (--image) are asked as in a chat, or answered by
+    a run whose inputs are pictures and a text.
     """
     if bool(inputs) == (data is not None):
         raise UserError("give texts to answer, or a table with --data, and not both")
     if by not in get_args(Measure):
         raise UserError(f"--by: {by!r} given; {nearest(by, get_args(Measure))}")
     folder = run_or_published(run)
+    if image:
+        further = {"--examples": prompting.examples, "--template": prompting.template, "--option": option}
+        _check_about_pictures({"--data": data, **further})
+        _ask_about(folder, inputs or [], image, as_json, copy)
+        return
     from qkv.api.functions import ask, load
     from qkv.runs.inference.ask import read_rows
 
@@ -75,6 +86,33 @@ def ask_command(
         typer.echo(note, err=True)
     _tell(questions, results, as_json)
     _tell_accuracy(questions, results)
+
+
+def _check_about_pictures(prompting: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` for options of ``prompting`` that are given, which do not apply to questions about pictures,
+    before the slow import of torch.
+    """
+    name = next((name for name, value in prompting.items() if value), None)
+    if name is not None:
+        raise UserError(f"{name} given beside --image; questions about pictures are texts, asked without prompting")
+
+
+def _ask_about(folder: Path, questions: Sequence[str], images: Sequence[str], as_json: bool, copy: bool) -> None:
+    """Answer questions about pictures; a chat's answer is printed while it is written."""
+    from qkv.api.functions import ask, load
+    from qkv.cli.inference.chat_output import ChatOutput
+    from qkv.runs.chats.pictures import picture_uri
+    from qkv.runs.chats.questions import PictureQuestions
+
+    pictures = [picture_uri(each) for each in images]
+    run = load(folder, copy=copy)
+    model = PictureQuestions(run)
+    if model.chats and not as_json:
+        for question in questions:
+            ChatOutput().write(model.answer(question, pictures))
+        return
+    for question, answer in zip(questions, ask(run, questions, images=pictures), strict=True):
+        typer.echo(json.dumps({"text": question, **answer}, ensure_ascii=False) if as_json else answer["answer"])
 
 
 def _rows_of_texts(inputs: list[str], form: Template) -> FewShotRows:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from qkv.data.records.conversations.contents import STORED, content_of, parts_of
 from qkv.system.errors import UserError, nearest, quoted
 from qkv.system.files import write_file
 
@@ -142,8 +143,9 @@ def _checked_message(message: Any, place: str) -> Message:
     if role not in ROLES:
         raise UserError(f"{place}: the role {quoted(role)} given; {nearest(str(role), ROLES)}")
     texts = {name: message.get(name) or "" for name in ("content", "reasoning_content")}
-    texts["content"] = _joined(texts["content"])
-    wrong = next((name for name, text in texts.items() if not isinstance(text, str)), None)
+    texts["content"] = _content(texts["content"], place)
+    has_parts = isinstance(texts["content"], list)
+    wrong = next((name for name, text in list(texts.items())[has_parts:] if not isinstance(text, str)), None)
     if wrong is not None:
         raise UserError(f"{place}: {wrong} is {quoted(texts[wrong])}; allowed: a text")
     calls = [_checked_call(each, place) for each in message.get("tool_calls") or ()]
@@ -152,11 +154,14 @@ def _checked_message(message: Any, place: str) -> Message:
     return {**more, "role": role, "content": texts["content"], **thought, **({"tool_calls": calls} if calls else {})}
 
 
-def _joined(content: Any) -> Any:
-    """Return a content whose parts are texts as one text; another one unchanged."""
-    parts = content if isinstance(content, list) else []
-    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
-    return "".join(map(str, texts)) if parts and len(texts) == len(parts) else content
+def _content(content: Any, place: str) -> Any:
+    """Return a content whose parts are texts as one text, and one with pictures as parts in OpenAI's form; another one
+    unchanged. Raises ``UserError``.
+    """
+    try:
+        return parts_of(content_of(content, STORED)) if isinstance(content, list) else content
+    except ValueError as error:
+        raise UserError(f"{place}: content: {error}") from None
 
 
 def _checked_call(call: Any, place: str) -> dict[str, Any]:

@@ -9,8 +9,10 @@ from functools import cached_property
 from typing import Any
 
 from qkv.generation.queue.requests import Request, RequestQueue, TextDelta
+from qkv.layers.signal import Signal
 from qkv.models.fast.frozen_weights import unchanged
 from qkv.runs.chats.history import Message
+from qkv.runs.chats.pictures import PictureReader, marked_messages, picture_reader
 from qkv.runs.chats.settings import checked_settings
 from qkv.runs.inference.end_tokens import writing
 from qkv.runs.run import Run
@@ -97,13 +99,30 @@ class ChatModel:
         """
         self.check_tools(tools)
         variables: dict[str, Any] = {"tools": list(tools)} if tools else {}
-        rows = self.form.to_template(messages)
-        text, ids = self.template.text(rows, **variables), self.template.ids(rows, **variables)
+        plain, pictures = marked_messages(messages)
+        spans, inputs = self.read_pictures(pictures)
+        rows = self.form.to_template(plain)
+        text, ids = self.template.text(rows, **variables), self.template.ids(rows, "", spans, **variables)
         self._check_known(ids, text)
         if len(ids) >= self.limit:
             raise ContextFull(len(ids), self.limit)
-        request = Request(ids, self.settings(options or {}, self.limit - len(ids)))
+        request = Request(ids, self.settings(options or {}, self.limit - len(ids)), inputs=inputs)
         return RunningAnswer(self.queue, request, self.form.reader(text, tools))
+
+    def read_pictures(self, pictures: Sequence[str]) -> tuple[list[list[int]], Mapping[str, Signal] | None]:
+        """Read pictures, given as data URIs or names of files; return (placeholder ids of each, their signals by name
+        of the input, or None without pictures). Raises ``UserError``.
+        """
+        if not pictures:
+            return [], None
+        if self.pictures is None:
+            raise UserError(f"messages: {self.run.folder} reads no pictures; leave them out")
+        return self.pictures.read(pictures)
+
+    @cached_property
+    def pictures(self) -> PictureReader | None:
+        """Reader of the pictures of chats; None if no named input of the model is a picture."""
+        return picture_reader(self.run)
 
     def _check_known(self, ids: Sequence[int], text: str) -> None:
         """Raise ``UserError`` for a text with characters that the vocabulary lacks."""

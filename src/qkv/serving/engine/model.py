@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.data.records.images.pictures import URI
 from qkv.generation.decode.speculate import Speculator
 from qkv.generation.logits.constrain import Constraint
 from qkv.generation.queue.requests import Request, RequestQueue
@@ -18,13 +19,13 @@ from qkv.interop.files.mapped import watch, watched_files
 from qkv.layers.signal import Signal
 from qkv.models.edit.sharing import share_weights
 from qkv.models.transformer import Transformer
+from qkv.runs.chats.pictures import PictureReader, picture_reader
 from qkv.runs.inference.embed import embed_opened, matryoshka, opened
 from qkv.runs.inference.end_tokens import writing
 from qkv.runs.inference.rerank import scorer_kind
 from qkv.runs.run import Run, task_of
 from qkv.runs.sound.speech import speaks
 from qkv.runs.transcription.transcribe import transcribe
-from qkv.serving.engine.pictures import PictureReader
 from qkv.serving.engine.warm import attempt, write_twice
 from qkv.serving.engine.worker import Worker
 from qkv.serving.errors import ApiError, as_api_error
@@ -32,7 +33,7 @@ from qkv.serving.limits import KEPT, Limits
 from qkv.serving.requests.bodies import GenerationBody
 from qkv.serving.requests.structure import Constraints, Structure
 from qkv.spec.generation import FILTERS, Generation
-from qkv.system.errors import UserError
+from qkv.system.errors import UserError, quoted
 from qkv.tokenizers.answers.form import AnswerForm, answer_form, end_texts
 from qkv.tokenizers.chat_template import NO_TEMPLATE, ChatTemplate, find_template
 
@@ -254,22 +255,23 @@ class ServedModel:
             return source
         return [*source[:-1], *self.task.first_ids(self.run.vocabulary)]
 
-    def read_pictures(self, uris: Sequence[str]) -> tuple[list[list[int]], Mapping[str, Signal] | None]:
+    def read_pictures(self, pictures: Sequence[str]) -> tuple[list[list[int]], Mapping[str, Signal] | None]:
         """Read the pictures of a chat; return (placeholder ids of each, their signals by name of the input, or None
-        without pictures). Raises ``UserError`` if the model reads no pictures, or if one is damaged.
+        without pictures). Raises ``UserError`` if the model reads no pictures, or if one is damaged or no data URI.
         """
-        if not uris:
+        if not pictures:
             return [], None
         if self.pictures is None:
             raise UserError(f"messages: the model {self.name!r} reads no pictures; leave them out")
-        return self.pictures.read(uris)
+        other = next((each for each in pictures if not each.startswith(URI)), None)
+        if other is not None:
+            raise UserError(f"messages: {quoted(other)} given; allowed: an image as {URI}png;base64,…")
+        return self.pictures.read(pictures)
 
     @cached_property
     def pictures(self) -> PictureReader | None:
         """Reader of the pictures of chats; None if no named input of the model is a picture."""
-        data = self.run.recipe.data
-        named = bool(data.inputs) and any(each.of_images for each in data.processors.values())
-        return PictureReader(self.run.recipe, self.run.vocabulary) if named else None
+        return picture_reader(self.run)
 
     def chat_prompt(
         self,

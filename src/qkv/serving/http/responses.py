@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from qkv.data.records.conversations.contents import text_of
 from qkv.serving.engine.service import Service
 from qkv.serving.http.answers import answer
 from qkv.serving.http.completions import asked_to_chat, writer
@@ -19,7 +20,7 @@ from qkv.serving.http.reading import read_body
 from qkv.serving.limits import MAX_LOGPROBS
 from qkv.serving.requests import structure as read
 from qkv.serving.requests.bodies import GenerationBody, Neutral, only
-from qkv.serving.requests.chats import ChatBody, ChatMessage, choice_of, text_of, tools_of
+from qkv.serving.requests.chats import ChatBody, ChatMessage, choice_of, tools_of
 from qkv.serving.requests.effects import Lenient, NoEffect
 from qkv.spec.errors import Problem, SpecError
 from qkv.system.errors import quoted

@@ -3,72 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, count
-from typing import Annotated, Any, Literal, NamedTuple
+from itertools import accumulate
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from qkv.data.records.conversations.contents import Picture, content_of
 from qkv.data.records.conversations.messages import read_arguments
-from qkv.data.records.images.pictures import URI
+from qkv.runs.chats.pictures import marked
 from qkv.serving.limits import MAX_LOGPROBS, MAX_TOOLS
 from qkv.serving.requests.bodies import GenerationBody, Neutral, Unused, only
 from qkv.serving.requests.effects import Lenient, NoEffect
 from qkv.spec.base import Seq
 from qkv.spec.errors import Problem, SpecError
 from qkv.system.errors import nearest, quoted
-from qkv.tokenizers.chat_template import open_ended, place_mark, unmarked
+from qkv.tokenizers.chat_template import open_ended
 
 CHOICES = ("none", "auto", "required")
-
-
-PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Type of each text part of a message's content -> key of its text."""
-
-
-PICTURES = ("image_url", "input_image")
-"""Types of the parts of a message's content that are pictures; the key of the address is ``image_url``."""
-
-
-class Picture(NamedTuple):
-    """Picture in the content of a message. uri: data URI of its file."""
-
-    uri: str
-
-
-def text_of(value: Any) -> Any:
-    """Return the content of a message as one text: text parts are joined, other parts are refused."""
-    return "".join(map(_text, value)) if isinstance(value, list) else value
-
-
-def content_of(value: Any) -> Any:
-    """Return the content of a message: a text, or its texts and pictures in order. Raises ``ValueError``."""
-    if not isinstance(value, list):
-        if value is not None and not isinstance(value, str):
-            raise ValueError(f"{quoted(value)} given; allowed: a text, or a list of parts")
-        return value
-    pieces = tuple(_piece(part) for part in value)
-    return pieces if any(isinstance(piece, Picture) for piece in pieces) else "".join(map(str, pieces))
-
-
-def _piece(part: Any) -> str | Picture:
-    return _picture(part) if isinstance(part, dict) and part.get("type") in PICTURES else _text(part)
-
-
-def _text(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else part
-    text = part.get(PARTS[kind]) if isinstance(part, dict) and isinstance(kind, str) and kind in PARTS else None
-    if not isinstance(text, str):
-        raise ValueError(f"a part of the type {quoted(kind)} given; allowed: {', '.join(PARTS)}, with a text")
-    return text
-
-
-def _picture(part: dict[str, Any]) -> Picture:
-    """Return the picture of a part: a data URI, since a server fetches no address and reads no file."""
-    address = part.get("image_url")
-    uri = address.get("url") if isinstance(address, dict) else address
-    if not isinstance(uri, str) or not uri.startswith(URI):
-        raise ValueError(f"{quoted(uri)} given; allowed: an image as {URI}png;base64,…")
-    return Picture(uri)
 
 
 class CalledFunction(Lenient):
@@ -178,17 +129,8 @@ class ChatMessage(Lenient):
 
     @property
     def pictures(self) -> list[str]:
-        """Data URIs of the pictures in the message."""
-        return [piece.uri for piece in self.content or () if isinstance(piece, Picture)]
-
-    def _text(self, first: int) -> str:
-        """Return the content as one text, with a marker in place of each picture. ``first``: number of its first."""
-        if self.content is None or isinstance(self.content, str):
-            return unmarked(self.content or self.refusal or "")
-        numbers = count(first)
-        return "".join(
-            place_mark(next(numbers)) if isinstance(piece, Picture) else unmarked(piece) for piece in self.content
-        )
+        """Data URIs, or names of files, of the pictures in the message."""
+        return [piece.value for piece in self.content or () if isinstance(piece, Picture)]
 
     def to_template(self, first: int = 0) -> dict[str, Any]:
         """Return the message in the form that chat templates read. The role ``developer`` becomes ``system``, and
@@ -196,7 +138,7 @@ class ChatMessage(Lenient):
         """
         roles = {"developer": "system", "function": "tool"}
         message: dict[str, Any] = {"role": roles.get(self.role, self.role)}
-        message["content"] = self._text(first)
+        message["content"] = marked(self.content or self.refusal or "", first)
         message |= {key: getattr(self, key) for key in ("name", "tool_call_id") if getattr(self, key)}
         if thought := self.reasoning_content or self.reasoning:
             message["reasoning_content"] = thought
@@ -278,7 +220,7 @@ class ChatBody(GenerationBody):
 
     @property
     def pictures(self) -> list[str]:
-        """Data URIs of the pictures in all messages."""
+        """Data URIs, or names of files, of the pictures in all messages."""
         return [uri for message in self.messages for uri in message.pictures]
 
     def to_template(self) -> list[dict[str, Any]]:
