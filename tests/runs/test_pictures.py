@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from tests.cli.chats import TEMPLATE, saved
 from tests.interop.test_pairs import pictures
 from tests.interop.test_vision_chats import llava
 from tests.tasks.test_named_inputs import drawn, quiet, recipe
@@ -17,8 +19,10 @@ from tests.tasks.test_named_inputs import drawn, quiet, recipe
 import qkv
 from qkv.cli.main import main
 from qkv.data.records.images.pictures import as_uri
+from qkv.runs.chats.chat import open_model
 from qkv.runs.chats.history import checked_messages
 from qkv.runs.chats.pictures import picture_uri
+from qkv.runs.chats.session import ChatSession
 from qkv.system.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -31,7 +35,7 @@ class Seen(NamedTuple):
     model: Any
     paths: list[Path]
 
-    def answer(self, paths: list[Path], question: str) -> list[str]:
+    def answer(self, paths: list[Path], question: str, **settings: Any) -> list[str]:
         """Words of the greedy answer of the transformers library, with its own template, tokenizer and processor."""
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder)
         processor = transformers.CLIPImageProcessorPil.from_pretrained(self.folder)
@@ -41,7 +45,7 @@ class Seen(NamedTuple):
         inputs = tokenizer(text.replace("<image>", "<image>" * 16), return_tensors="pt", add_special_tokens=False)
         pixels = processor([Image.open(path) for path in paths], return_tensors="pt")["pixel_values"]
         with torch.no_grad():
-            ids = self.model.generate(**inputs, pixel_values=pixels, do_sample=False, max_length=64)
+            ids = self.model.generate(**inputs, pixel_values=pixels, do_sample=False, max_length=64, **settings)
         return tokenizer.convert_ids_to_tokens(ids[0, inputs["input_ids"].shape[1] :].tolist())
 
 
@@ -140,3 +144,38 @@ def test_contents_of_messages_keep_their_pictures(seen: Seen) -> None:
     ):
         with pytest.raises(UserError, match=rf"messages: message 1: content: .*{sentence}"):
             checked_messages([{"role": "user", "content": [part]}])
+
+
+def test_a_chat_keeps_its_pictures(
+    seen: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture, file = seen.paths[0], tmp_path / "chat.jsonl"
+    line = ["chat", str(seen.folder), "--save", str(file), "--max-new-tokens", "4"]
+    for index in (0, 1, 4):  # special tokens, which messages in this vocabulary cannot hold
+        line += ["--logit-bias", f"{index}=-100"]
+    monkeypatch.setattr("sys.stdin", io.StringIO(f'/image {picture}\n/image ""\n/image {picture}\nred cat\ndog\n'))
+    assert main(line) == 0
+    said = capsys.readouterr()
+    counts = ["1 picture", "0 pictures", "1 picture"]
+    assert said.err.splitlines() == [f"the next message has {count}" for count in counts]
+    first, second = said.out.splitlines()
+    assert first.split() == seen.answer([picture], "red cat", suppress_tokens=[0, 1, 4])[:4]
+    messages = json.loads(file.read_text())["messages"]
+    uri = {"type": "image_url", "image_url": {"url": picture_uri(picture)}}
+    assert messages[0] == {"role": "user", "content": [uri, {"type": "text", "text": "red cat"}]}
+    assert [message["content"] for message in messages[1:]] == [first, "dog", second]
+    monkeypatch.setattr("sys.stdin", io.StringIO("/undo\n/retry\n/undo\n/image text.txt\n"))
+    assert main(line) == 2
+    said = capsys.readouterr()
+    assert said.out == f"{first}\n"  # the picture of the file is read
+    assert 'taken back: "[picture] red cat"; 0 messages left' in said.err
+    assert said.err.endswith("qkv: there is no file text.txt\n")
+
+
+def test_a_model_of_text_takes_no_picture(seen: Seen, tmp_path: Path) -> None:
+    session = ChatSession(open_model(qkv.load(saved(tmp_path / "run", TEMPLATE))))
+    with pytest.raises(UserError, match="run reads no pictures; leave them out"):
+        session.attach(seen.paths[0])
+    assert session.pictures == []
+    with pytest.raises(UserError, match="run reads no pictures; leave them out"):
+        session.model.answer([{"role": "user", "content": [{"type": "image", "image": str(seen.paths[0])}]}])

@@ -20,10 +20,10 @@ from tests.serving.browser import set_value
 from tests.serving.conftest import Running, serving
 
 import qkv.serving.http.app
-from qkv.runs.chats.history import HistoryFile, SavedChat, read_chats
+from qkv.runs.chats.history import HistoryFile, SavedChat, checked_messages, read_chats
 from qkv.serving.http.app import OPEN, Access
 from qkv.serving.requests.bodies import CompletionBody
-from qkv.serving.requests.chats import ChatBody
+from qkv.serving.requests.chats import ChatBody, ChatMessage
 
 PARTS = Path(qkv.serving.http.app.__file__).parents[1] / "page"
 NODE = shutil.which("node")
@@ -310,3 +310,22 @@ def test_chats_of_the_terminal_are_opened(tmp_path: Path) -> None:
         file.write_text(run(input=text, check=True).stdout, encoding="utf-8")
         assert read_chats(file) == [SavedChat(chat.messages)]
     assert "The file holds no chat" in run(input="no chat\n").stderr
+
+
+@needs_node
+def test_pictures_are_parts_of_a_message() -> None:
+    """In the form that the server and ``qkv chat`` read; nothing but data URIs is drawn."""
+    assert NODE is not None
+    program = (
+        f"const page = require({json.dumps(str(PARTS / 'pictures.js'))});"
+        "const content = page.contentOf('a b', ['data:image/png;base64,AA', 'data:image/png;base64,BB']);"
+        "const odd = [{ image_url: 'data:image/gif;base64,CC' }, { image_url: 'http://a' }, { text: 3 }];"
+        "console.log(JSON.stringify([content, page.textOf(content), page.picturesOf(content), page.contentOf('a', []),"
+        "page.textOf('a'), page.textOf(null), page.picturesOf('a'), page.picturesOf(odd), page.textOf(odd)]));"
+    )
+    found = subprocess.run([NODE, "-e", program], capture_output=True, text=True, timeout=60, check=True).stdout
+    content, text, pictures, *rest = json.loads(found)
+    assert (text, pictures) == ("a b", ["data:image/png;base64,AA", "data:image/png;base64,BB"])
+    assert checked_messages([{"role": "user", "content": content}]) == [{"role": "user", "content": content}]
+    assert ChatMessage.parse({"role": "user", "content": content}).pictures == pictures
+    assert rest == ["a", "a", "", [], ["data:image/gif;base64,CC"], ""]

@@ -138,6 +138,14 @@ def _tools(session: ChatSession, argument: str) -> Reply:
     return Reply(f"the model may call {names}" if names else "the model may call no tools")
 
 
+def _image(session: ChatSession, argument: str) -> Reply:
+    if argument == '""':
+        session.pictures = []
+    elif argument:
+        session.attach(argument)
+    return Reply(f"the next message has {counted(len(session.pictures), 'picture')}")
+
+
 def _save(session: ChatSession, argument: str) -> Reply:
     if not argument and session.file is None:
         raise UserError("/save needs the name of a file, such as /save chat.jsonl")
@@ -165,6 +173,7 @@ COMMANDS = {
     "/system": ChatCommand("TEXT", 'set the system message; "" removes it, nothing shows it', _system),
     "/set": ChatCommand("NAME VALUE", f"change a setting, such as temperature 0.5; {DEFAULT} resets it", _set),
     "/tools": ChatCommand("FILE", "let the model call the tools of a JSON file", _tools),
+    "/image": ChatCommand("FILE", 'add a picture to the next message; "" removes all of its pictures', _image),
     "/save": ChatCommand("FILE", "keep the chat in a file, from now on after each message", _save),
     "/load": ChatCommand("FILE", "go on with the last chat of a file", _load),
     "/help": ChatCommand("", "show this list", _help),

@@ -102,8 +102,9 @@ class ChatModel:
         plain, pictures = marked_messages(messages)
         spans, inputs = self.read_pictures(pictures)
         rows = self.form.to_template(plain)
-        text, ids = self.template.text(rows, **variables), self.template.ids(rows, "", spans, **variables)
-        self._check_known(ids, text)
+        text = self.template.marked_text(rows, **variables)
+        ids = self.template.encode_marked(text, spans)
+        self._check_known(ids, rows, variables)
         if len(ids) >= self.limit:
             raise ContextFull(len(ids), self.limit)
         request = Request(ids, self.settings(options or {}, self.limit - len(ids)), inputs=inputs)
@@ -113,22 +114,25 @@ class ChatModel:
         """Read pictures, given as data URIs or names of files; return (placeholder ids of each, their signals by name
         of the input, or None without pictures). Raises ``UserError``.
         """
-        if not pictures:
-            return [], None
-        if self.pictures is None:
-            raise UserError(f"messages: {self.run.folder} reads no pictures; leave them out")
-        return self.pictures.read(pictures)
+        return self.pictures.read(pictures) if pictures else ([], None)
+
+    def check_picture(self, picture: str) -> None:
+        """Raise ``UserError`` for a picture that cannot be read, or if the model reads none."""
+        self.pictures.check(picture)
 
     @cached_property
-    def pictures(self) -> PictureReader | None:
-        """Reader of the pictures of chats; None if no named input of the model is a picture."""
-        return picture_reader(self.run)
+    def pictures(self) -> PictureReader:
+        """Reader of the pictures of chats. Raises ``UserError`` if no named input of the model is a picture."""
+        reader = picture_reader(self.run)
+        if reader is None:
+            raise UserError(f"messages: {self.run.folder} reads no pictures; leave them out")
+        return reader
 
-    def _check_known(self, ids: Sequence[int], text: str) -> None:
-        """Raise ``UserError`` for a text with characters that the vocabulary lacks."""
+    def _check_known(self, ids: Sequence[int], rows: Sequence[Message], variables: Mapping[str, Any]) -> None:
+        """Raise ``UserError`` for messages with characters that the vocabulary lacks."""
         tokenizer = self.run.tokenizer
         if tokenizer.unknown_id is not None and tokenizer.unknown_id in ids:
-            unknown = ", ".join(map(repr, tokenizer.unknown(text)[:5]))
+            unknown = ", ".join(map(repr, tokenizer.unknown(self.template.text(rows, **variables))[:5]))
             raise UserError(f"messages: the tokenizer's vocabulary lacks {unknown}")
 
 

@@ -31,29 +31,37 @@ class PictureReader:
         self.encoder = InputsEncoder(recipe, vocabulary, recipe.model.context_length)
         self.names = [name for name, each in recipe.data.processors.items() if each.of_images]
 
+    def names_of(self, count: int) -> list[str]:
+        """Return the name of the input of each of ``count`` pictures. Raises ``UserError`` for another number than
+        several inputs take, and for more than the context has room for.
+        """
+        names = self.names * count if len(self.names) == 1 else self.names
+        if len(names) != count:
+            raise UserError(f"messages: {count} pictures given; the model needs one each for {', '.join(names)}")
+        size, room = sum(self.encoder.frontends[name].num_positions or 1 for name in names), self.encoder.room
+        if size > room:
+            raise UserError(
+                f"messages: {count} pictures of {size:,} positions given, but the context has room for {room:,}"
+            )
+        return names
+
     def read(self, pictures: Sequence[str]) -> tuple[list[list[int]], Mapping[str, Signal]]:
         """Read pictures, given as data URIs or names of files; return (placeholder ids of each, signals by name of the
         input).
 
-        Raises ``UserError`` for a damaged picture, for another number of pictures than several inputs take, and, before
-        any is decoded, for more than the context has room for.
+        Raises ``UserError``, see ``names_of``, and for a damaged picture.
         """
-        names = self.names * len(pictures) if len(self.names) == 1 else self.names
-        if len(names) != len(pictures):
-            raise UserError(
-                f"messages: {len(pictures)} pictures given; the model needs one each for {', '.join(names)}"
-            )
-        size, room = sum(self.encoder.frontends[name].num_positions or 1 for name in names), self.encoder.room
-        if size > room:
-            raise UserError(
-                f"messages: {len(pictures)} pictures of {size:,} positions given, but the context has room for {room:,}"
-            )
+        names = self.names_of(len(pictures))
         values = [(name, self._value(name, each)) for name, each in zip(names, pictures, strict=True)]
         signals = {
             name: self.encoder.processors[name].signal([value for other, value in values if other == name])
             for name in dict.fromkeys(names)
         }
         return [self.encoder.span(name, value) for name, value in values], signals
+
+    def check(self, picture: str) -> None:
+        """Raise ``UserError`` for a picture that cannot be read."""
+        self._value(self.names[0], picture)
 
     def _value(self, name: str, picture: str) -> Any:
         try:

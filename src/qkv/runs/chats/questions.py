@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from qkv.data.records.conversations.contents import STORED, content_of, parts_of
+from qkv.data.records.conversations.contents import with_pictures
 from qkv.runs.chats.chat import open_model
 from qkv.runs.inference.predict import predict
 from qkv.runs.run import Run, task_of
@@ -49,9 +49,8 @@ class PictureQuestions:
 
         Raises ``UserError``.
         """
-        parts = [*({"type": "image", "image": each} for each in pictures), {"type": "text", "text": question}]
         try:
-            content = parts_of(content_of(parts, STORED))
+            content = with_pictures(question, pictures)
         except ValueError as error:
             raise UserError(f"images: {error}") from None
         return self.model.answer([{"role": "user", "content": content}])

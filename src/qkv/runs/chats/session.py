@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from qkv.data.records.conversations.contents import shown_text, with_pictures
 from qkv.runs.chats.history import HistoryFile, Message, SavedChat, read_chats
 from qkv.runs.chats.model import ChatModel, RunningAnswer
+from qkv.runs.chats.pictures import picture_uri
 from qkv.runs.chats.settings import checked_settings
 from qkv.spec.base import LARGEST_SEED
 from qkv.system.errors import UserError
@@ -25,6 +27,8 @@ class ChatSession:
     def __init__(self, model: ChatModel, options: Mapping[str, Any] | None = None):
         self.model, self.options, self.chat = model, checked_settings(options or {}), SavedChat()
         self.file: HistoryFile | None = None
+        self.pictures: list[str] = []
+        """Pictures of the next message, as data URIs."""
         self._retries = 0
         """Number of retries of the last answer."""
 
@@ -41,7 +45,8 @@ class ChatSession:
     @property
     def system(self) -> str | None:
         """System message, or None."""
-        return self.messages[0]["content"] if self.messages and self.messages[0]["role"] == "system" else None
+        first = self.messages[0] if self.messages else {"role": ""}
+        return shown_text(first["content"]) if first["role"] == "system" else None
 
     def change_system(self, text: str) -> None:
         """Replace the system message; an empty text removes it."""
@@ -54,12 +59,22 @@ class ChatSession:
         self.chat.tools = list(tools)
         self.write()
 
+    def attach(self, path: str | Path) -> None:
+        """Add the picture in a file to the next message, before its text. Raises ``UserError`` if it cannot be read, or
+        if the model reads no pictures.
+        """
+        picture = picture_uri(path)
+        self.model.check_picture(picture)
+        self.pictures.append(picture)
+
     def ask(self, text: str) -> RunningAnswer:
         """Add a message of the user, and begin the answer. Raises ``UserError``; the message is then not added."""
         if not text.strip():
             raise UserError("the message is empty; write one")
         before = self.messages[:-1] if self.messages and self.messages[-1]["role"] == "user" else self.messages
-        return self._answer([*before, {"role": "user", "content": text}])
+        answer = self._answer([*before, {"role": "user", "content": with_pictures(text, self.pictures)}])
+        self.pictures = []
+        return answer
 
     def add_results(self, results: Sequence[tuple[Mapping[str, Any], str]]) -> RunningAnswer:
         """Add results of tool calls, and begin the answer to them. Raises ``UserError``; they are then not added."""
@@ -103,7 +118,7 @@ class ChatSession:
         places = [place for place, message in enumerate(self.messages) if message["role"] == "user"]
         if not places:
             raise UserError("there is no message to take back")
-        text = self.messages[places[-1]]["content"]
+        text = shown_text(self.messages[places[-1]]["content"])
         self._change(self.messages[: places[-1]])
         return text
 
@@ -123,7 +138,7 @@ class ChatSession:
     def _begin(self, chat: SavedChat) -> None:
         if self.file is not None and self.turns:
             self.file.add(self.chat)
-        self.chat = chat
+        self.chat, self.pictures = chat, []
         self.write()
 
     def save(self, path: Path) -> None:

@@ -1,6 +1,6 @@
 const $ = (id) => document.getElementById(id);
 const FAR = "The server does not answer. It may have stopped; start it again, then retry.";
-let mode = "chat", wished = "chat", turns = [], running = null, models = [], last = null, columns = {};
+let mode = "chat", wished = "chat", turns = [], pictures = [], running = null, models = [], last = null, columns = {};
 const rates = [];
 
 function headers() {
@@ -43,6 +43,7 @@ async function loadModels() {
 const chosen = () => models.find((each) => each.id === $("model").value);
 const writes = (model) => model.capabilities.includes("completions");
 const chats = (model) => writes(model) && model.capabilities.includes("chat");
+const sees = (model) => chats(model) && model.capabilities.includes("pictures");
 function choose() {
   const model = chosen();
   if (!model) return;
@@ -65,6 +66,8 @@ function describe(model) {
   $("ends").placeholder = (known.stop || []).map((text) => text.replaceAll("\n", "\\n")).join(", ") || "nothing";
   $("context").textContent = model.max_model_len ? model.max_model_len.toLocaleString("en") + " tokens" : "–";
   $("told").hidden = !chatting;
+  $("picture").hidden = !chatting || !sees(model);
+  if ($("picture").hidden) keep([]);
 }
 function ready() {
   const model = chosen(), able = Boolean(model) && writes(model);
@@ -95,6 +98,7 @@ function clear() {
   if (running) running.abort();
   turns = [];
   columns = {};
+  keep([]);
   greet();
   ready();
   $("prompt").focus({ preventScroll: true });
@@ -137,12 +141,42 @@ function turn(role, name) {
   $("log").append(block);
   return { block, body, under, text: "", spans: null, drawn: 0 };
 }
-function asked(text) {
-  const place = turn("user", "You");
+function asked(content) {
+  const place = turn("user", "You"), text = textOf(content), row = document.createElement("div");
   place.body.classList.add("plain");
   place.body.textContent = text;
+  row.className = "pictures";
+  row.append(...picturesOf(content).map(drawn));
+  place.body.before(row);
   place.under.append(copyButton("Copy message", () => text));
   place.block.scrollIntoView({ block: "end" });
+}
+
+function drawn(url) {
+  const image = document.createElement("img");
+  image.src = url;
+  image.alt = "Picture";
+  return image;
+}
+function keep(urls) {
+  pictures = urls;
+  $("pictures").replaceChildren(...urls.map((url, i) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.setAttribute("aria-label", "Remove picture " + (i + 1));
+    button.title = "Remove";
+    button.append(drawn(url));
+    button.onclick = () => { keep(pictures.filter((_, k) => k !== i)); $("prompt").focus(); };
+    return button;
+  }));
+}
+async function attach(files) {
+  $("note").textContent = "";
+  for (const file of files) {
+    try { keep([...pictures, await pictureUri(file)]); } catch { $("note").textContent = file.name + " is no picture that this browser reads."; }
+  }
+  $("image").value = "";
+  $("prompt").focus();
 }
 
 function settings() {
@@ -164,8 +198,10 @@ async function send() {
   grow();
   if (mode === "chat") {
     if (turns.length && turns[turns.length - 1].role === "user") turns.pop(); // it was not answered
-    turns.push({ role: "user", content: prompt });
-    asked(prompt);
+    const content = contentOf(prompt, pictures);
+    turns.push({ role: "user", content });
+    keep([]);
+    asked(content);
     await answer();
   } else await completed(prompt);
 }
@@ -200,7 +236,7 @@ async function openChat() {
   try {
     const chat = lastChat(await file.text()), system = chat.messages.length && chat.messages[0].role === "system";
     clear();
-    $("system").value = system ? chat.messages[0].content : "";
+    $("system").value = system ? textOf(chat.messages[0].content) : "";
     turns = chat.messages.slice(system ? 1 : 0);
     columns = chat.columns;
     turns.forEach(read);
@@ -209,8 +245,8 @@ async function openChat() {
 }
 function read(message) {
   const calls = (message.tool_calls || []).map((call) => "→ " + call.function.name + " " + JSON.stringify(call.function.arguments));
-  const text = [message.content || "", ...calls].filter(Boolean).join("\n\n");
-  if (message.role === "user") return asked(text);
+  const text = [textOf(message.content), ...calls].filter(Boolean).join("\n\n");
+  if (message.role === "user") return asked(message.content);
   const place = turn("assistant", message.role === "tool" ? "Tool" : $("model").value);
   place.text = text;
   if (message.reasoning_content) thought(place, message.reasoning_content);
@@ -386,10 +422,15 @@ $("clear").onclick = clear;
 $("save").onclick = saveChat;
 $("open").onclick = () => $("file").click();
 $("file").onchange = openChat;
+$("picture").onclick = () => $("image").click();
+$("image").onchange = () => attach([...$("image").files]);
 $("toggle").onclick = () => $("toggle").setAttribute("aria-expanded", String($("settings").classList.toggle("open")));
 $("model").onchange = () => { if (mode === "complete") clear(); choose(); };
 $("key").onchange = loadModels;
 $("prompt").oninput = grow;
+$("prompt").onpaste = (event) => {
+  if (event.clipboardData.files.length && !$("picture").hidden) { event.preventDefault(); attach([...event.clipboardData.files]); }
+};
 $("prompt").onkeydown = (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing && (mode === "chat" || event.ctrlKey)) { event.preventDefault(); send(); }
 };

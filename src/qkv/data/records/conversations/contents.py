@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from qkv.data.records.images.pictures import URI, as_uri, is_picture
 from qkv.system.errors import quoted
@@ -39,6 +39,15 @@ def content_of(value: Any, pictures: Mapping[str, Sequence[str]] = ADDRESSES) ->
 def text_of(value: Any) -> Any:
     """Return the content of a message as one text: text parts are joined, other parts are refused."""
     return content_of(value, {}) if isinstance(value, list) else value
+
+
+def with_pictures(text: str, pictures: Sequence[Any]) -> Any:
+    """Return the content of a message with ``pictures``, as data URIs, files or in memory, before its text.
+
+    Raises ``ValueError``.
+    """
+    parts = [*({"type": "image", "image": each} for each in pictures), {"type": "text", "text": text}]
+    return parts_of(content_of(parts, STORED))
 
 
 def parts_of(content: Any) -> Any:
@@ -80,7 +89,7 @@ def _picture(value: Any) -> Picture:
     if not isinstance(name, str) or not name:
         raise ValueError(f"{quoted(value)} given; allowed: an image as {URI}png;base64,…")
     if name.startswith(_FILE):
-        name = unquote(urlsplit(name).path)
+        name = unquote(name.removeprefix(_FILE))
     elif "://" in name:
         raise ValueError(f"{quoted(name)} given, but no address is fetched; allowed: an image as {URI}png;base64,…")
     if name.startswith("data:") and not name.startswith(URI):
