@@ -72,7 +72,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "ask data": ("lm", "--data", "reviews.csv", "--template", "{review} {label}", "--column", "label=stars"),
     "quantize": ("lm", "out"),
     "bench": ("lm", "--batch", "1", "--prompt", "4", "--precision", "fp32", "--new", "2", "--repeats", "1"),
-    "serve": ("lm", "--host", "203.0.113.1"),  # an address of no machine, so that it ends
+    "serve": ("lm", "--host", "203.0.113.1", "--pictures", "lm"),  # an address of no machine, so that it ends
     "evaluate": ("lm",),
     "evaluate data": ("stars", "--data", "reviews.csv", "--report", "out.html"),
     "record": ("lm", "tiny.yaml"),

@@ -85,8 +85,10 @@ def current() -> SourceReading | None:
 def identity_of(source: str | Path) -> Hashable:
     """Return a key of the content of a file, a folder, or files joined by |: names, sizes and modification times.
 
-    Returns ``source`` itself if it is none of these, for example the name of a data set.
+    Returns ``source`` itself if it is none of these, for example the name of a data set or a data URI.
     """
+    if str(source).startswith("data:"):  # never read as paths: clients of a server write it
+        return str(source)
     path = Path(source).expanduser()
     try:
         if path.is_dir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 MAX_CHOICES = 128
 """Maximum number of texts of one HTTP request: prompts times ``n``."""
@@ -18,6 +19,8 @@ computes while other requests wait.
 """
 KEPT = 256 * 2**20
 """Maximum bytes of a model's prefix cache without a memory limit; with a limit, the cache uses what texts leave."""
+MAX_PICTURES, MAX_PIXELS, PICTURE_BYTES = 64, 40_000_000, 32 * 2**20
+"""Maximum number of pictures of a chat, of pixels of one, and of bytes of a file in the folder of pictures."""
 MAX_TOOLS = 128
 """Maximum number of tools of a request."""
 COMPILED = 32
@@ -41,7 +44,8 @@ class Limits:
     generated at once. queue: number of waiting texts, and of waiting calls (embeddings, predictions). memory: bytes of
     decoding states per model; None for no bound. seconds: time for one request from its arrival; None for no limit.
     read_seconds: time in which a body has to arrive. strict: refuse requests that have parameters without effect.
-    inspect: answer requests for values inside the models.
+    inspect: answer requests for values inside the models. pictures: folder whose files messages may name as pictures;
+    None: pictures are data URIs only.
     """
 
     body: int = 8 * 2**20
@@ -54,3 +58,4 @@ class Limits:
     strict: bool = False
     inspect: bool = False
     sound: int = 32 * 2**20
+    pictures: Path | None = None

@@ -33,6 +33,7 @@ EXAMPLES = """\
 qkv serve runs/my
 qkv serve runs/my small=runs/small --port 9000
 qkv serve runs/large --draft runs/small
+qkv serve llava-1.5-7b-hf --pictures photos
 qkv serve SmolLM2-135M-Instruct.gguf
 qkv serve my-checkpoint --chat-template chatml.jinja
 QKV_API_KEY=secret qkv serve my-checkpoint --host 0.0.0.0
@@ -88,9 +89,14 @@ class _LimitOptions(NamedTuple):
     inspect: Annotated[
         bool, typer.Option("--inspect", help="Answer /v1/inspect: values inside the models, and edits of them.")
     ] = False
+    pictures: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder whose files messages may name as pictures.")
+    ] = None
 
     def limits(self) -> Limits:
-        """Return the limits."""
+        """Return the limits. Raises ``UserError`` if there is no folder of pictures."""
+        if self.pictures is not None and not self.pictures.is_dir():
+            raise UserError(f"--pictures: there is no folder {str(self.pictures)!r}")
         return Limits(
             self.max_body,
             self.max_tokens,
@@ -100,6 +106,7 @@ class _LimitOptions(NamedTuple):
             self.timeout,
             strict=self.strict,
             inspect=self.inspect,
+            pictures=self.pictures,
         )
 
 
@@ -116,7 +123,7 @@ def serve_command(
     patience: _Patience = None,
 ) -> None:
     """Serve models over HTTP with OpenAI's interface, and a page to try them in a browser."""
-    folders = _named(runs)
+    folders, bounds = _named(runs), limits.limits()
     settings = speculation.settings()
     template = None if chat_template is None else text_of_file(chat_template, "--chat-template")
     _check_installed()
@@ -127,7 +134,7 @@ def serve_command(
     access = Access(key or None, LOOPBACK if host in LOOPBACK else (), tuple(cors or ()))
     drafting = None if settings is None else partial(speculator_of, settings)
     with open_socket(host, port) as opened:
-        service = _service(folders, limits.limits(), drafting, template)
+        service = _service(folders, bounds, drafting, template)
         for name, model in service.models.items():
             typer.echo(f"{name}: {', '.join(model.to_dict()['capabilities'])}{_chats(model)}")
         serve(service, access, opened, patience, typer.echo)

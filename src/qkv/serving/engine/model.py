@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from qkv.data.records.images.pictures import URI
 from qkv.generation.decode.speculate import Speculator
 from qkv.generation.logits.constrain import Constraint
 from qkv.generation.queue.requests import Request, RequestQueue
@@ -26,14 +26,15 @@ from qkv.runs.inference.rerank import scorer_kind
 from qkv.runs.run import Run, task_of
 from qkv.runs.sound.speech import speaks
 from qkv.runs.transcription.transcribe import transcribe
+from qkv.serving.engine.pictures import served_picture
 from qkv.serving.engine.warm import attempt, write_twice
 from qkv.serving.engine.worker import Worker
 from qkv.serving.errors import ApiError, as_api_error
-from qkv.serving.limits import KEPT, Limits
+from qkv.serving.limits import KEPT, MAX_PICTURES, Limits
 from qkv.serving.requests.bodies import GenerationBody
 from qkv.serving.requests.structure import Constraints, Structure
 from qkv.spec.generation import FILTERS, Generation
-from qkv.system.errors import UserError, quoted
+from qkv.system.errors import UserError
 from qkv.tokenizers.answers.form import AnswerForm, answer_form, end_texts
 from qkv.tokenizers.chat_template import NO_TEMPLATE, ChatTemplate, find_template
 
@@ -86,6 +87,8 @@ class ServedModel:
         self.speaks = speaks(run)
         if not (self.writes or self.embeds or self.predicts or self.transcribes):
             raise UserError(f"{run.folder}: the model yields no text, embeddings or predictions that can be served")
+        self._reading = Lock()
+        """Held while the pictures of a request are read."""
         queued, keep = (model, self.tokenizer, limits.memory, limits.batch, limits.queue), limits.memory or KEPT
         speculator = speculation(run) if speculation is not None and self.writes else None
         if speculator is not None:
@@ -211,6 +214,7 @@ class ServedModel:
         can = {
             "completions": self.writes,
             "chat": self.chats,
+            "pictures": self.chats and self.pictures is not None,
             "embeddings": self.embeds,
             "rerank": self.reranks,
             "predict": self.predicts,
@@ -257,16 +261,19 @@ class ServedModel:
 
     def read_pictures(self, pictures: Sequence[str]) -> tuple[list[list[int]], Mapping[str, Signal] | None]:
         """Read the pictures of a chat; return (placeholder ids of each, their signals by name of the input, or None
-        without pictures). Raises ``UserError`` if the model reads no pictures, or if one is damaged or no data URI.
+        without pictures), one chat at a time, so that memory is bounded. Raises ``UserError`` if the model reads no
+        pictures, and for pictures that cannot be read or are not allowed, see ``served_picture``.
         """
         if not pictures:
             return [], None
-        if self.pictures is None:
+        reader = self.pictures
+        if reader is None:
             raise UserError(f"messages: the model {self.name!r} reads no pictures; leave them out")
-        other = next((each for each in pictures if not each.startswith(URI)), None)
-        if other is not None:
-            raise UserError(f"messages: {quoted(other)} given; allowed: an image as {URI}png;base64,…")
-        return self.pictures.read(pictures)
+        if len(pictures) > MAX_PICTURES:
+            raise UserError(f"messages: {len(pictures)} pictures given; allowed: at most {MAX_PICTURES}")
+        reader.names_of(len(pictures))
+        with self._reading:
+            return reader.read([served_picture(each, self.limits.pictures) for each in pictures])
 
     @cached_property
     def pictures(self) -> PictureReader | None:

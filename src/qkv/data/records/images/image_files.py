@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from qkv.data.reading import current
-from qkv.data.records.images.pictures import URI, as_uri
+from qkv.data.records.images.pictures import FORMATS, URI, as_uri
 from qkv.data.records.values import Unusable
 
 MOST_PIXELS = 100_000_000
@@ -57,7 +57,7 @@ def _opened(value: Any) -> Any:
     from PIL import Image
 
     if isinstance(value, str) and value.startswith(URI):
-        return Image.open(io.BytesIO(base64.b64decode(value.partition(",")[2], validate=True)))
+        return _image(base64.b64decode(value.partition(",")[2], validate=True))
     if isinstance(value, (str, Path)):
         path = Path(value).expanduser()
         if path.is_dir():
@@ -65,12 +65,20 @@ def _opened(value: Any) -> Any:
         reading = current()
         content = None if reading is None else reading.content(path, lambda path: path.open("rb"))
         # Read into memory, since an open file would only be closed by the garbage collector.
-        return Image.open(io.BytesIO(path.read_bytes() if content is None else content))
+        return _image(path.read_bytes() if content is None else content)
     if isinstance(value, bytes):
-        return Image.open(io.BytesIO(value))
+        return _image(value)
     if isinstance(value, Image.Image):
         return value
     return Image.fromarray(_array(value))
+
+
+def _image(content: bytes) -> Any:
+    """Return the Pillow image of a file's content, in one of ``FORMATS`` that this Pillow reads."""
+    from PIL import Image
+
+    Image.init()
+    return Image.open(io.BytesIO(content), formats=[name for name in FORMATS if name in Image.OPEN])
 
 
 def _array(value: Any) -> np.ndarray:

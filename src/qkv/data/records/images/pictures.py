@@ -12,6 +12,10 @@ from qkv.data.records.folders.layout import FileKind
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".ico")
 """Extensions of image files."""
+FORMATS = ("PNG", "JPEG", "MPO", "BMP", "DIB", "GIF", "WEBP", "TIFF", "PPM", "ICO", "TGA", "JPEG2000", "AVIF")
+"""Formats of images that are read, as Pillow names them; others are refused, since to read some, such as EPS, Pillow
+runs other programs.
+"""
 IMAGES = FileKind("image", SUFFIXES)
 URI = "data:image/"
 """Beginning of an image that is written as text (data URI, base64)."""
