@@ -118,7 +118,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "doors": ("run in 4 bits", "share of the rate in memory", "First answer of a fresh server"),
     "extraction": (),
     "scales": ("accuracy on signals", "whole row", "1, 4, 16", "window of 8"),
-    "serving": ("4 clients", "lost", "0", "requests by kind", "streamed"),
+    "serving": ("4 clients", "lost", "0", "requests by kind", "picture", "streamed"),
     "first_token": ("fresh process to its first token", "qkv", "ratio: none"),
     "speech_recognition": ("recognition of speech", "digits", "greedy", "6-grams", "after contrastive pretraining"),
     "spoken_digits": ("accuracy on spoken digits", "official takes", "low"),
