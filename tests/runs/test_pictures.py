@@ -106,6 +106,7 @@ def test_what_cannot_be_asked_is_one_sentence(seen: Seen, tmp_path: Path, capsys
         f"{seen.folder} --image {cut}": "cannot be decoded: image file is truncated",
         f"{seen.folder} --image {picture} --option a": "--option given beside --image",
         f"{seen.folder} --image {picture} --examples {text}": "--examples given beside --image",
+        f"{seen.folder} --image {picture} --calibrate": "--calibrate given beside --image",
         f"{seen.folder} {' '.join([f'--image {picture}'] * 5)}": "5 pictures of 80 positions given, but the",
         f"{seen.folder} {' '.join([f'--image {picture}'] * 4)}": "the chat has 68 tokens, but the context has",
         f"{run.folder} --image {text}": "text.png is not an image",
@@ -115,6 +116,16 @@ def test_what_cannot_be_asked_is_one_sentence(seen: Seen, tmp_path: Path, capsys
         said = capsys.readouterr()
         assert sentence in said.err
         assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+def test_questions_about_pictures_are_not_prompted(seen: Seen) -> None:
+    for settings in ({"options": ["a"]}, {"template": "{text} {label}"}, {"examples": [{"text": "a", "label": "b"}]}):
+        with pytest.raises(UserError, match="given beside 'images'; questions about pictures are texts"):
+            qkv.ask(seen.folder, ["dog"], images=seen.paths[:1], **settings)
+    with pytest.raises(UserError, match="inputs that are no texts given beside 'images'"):
+        qkv.ask(seen.folder, [{"text": "dog"}], images=seen.paths[:1])
+    with pytest.raises(UserError, match="images: 3 given; allowed: an image as data:image/"):
+        qkv.ask(seen.folder, ["dog"], images=[3])
 
 
 def test_contents_of_messages_keep_their_pictures(seen: Seen) -> None:

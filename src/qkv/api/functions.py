@@ -488,7 +488,8 @@ def ask(
 
     loaded = load(run) if isinstance(run, (str, Path)) else run
     if images:
-        return _asked_about(loaded, inputs, images, {"examples": examples, "options": options, "template": template})
+        prompting = {"examples": examples, "options": options, "template": template, "calibrate": calibrate}
+        return _asked_about(loaded, inputs, images, prompting)
     form, demonstrations = Template(template or TEMPLATE), _labelled(examples)
     rows = [{form.fields[0]: item} if isinstance(item, str) else item for item in inputs]
     prompt = few_shot(loaded, demonstrations, form, num_examples, seed)

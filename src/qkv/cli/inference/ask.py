@@ -70,7 +70,8 @@ def ask_command(
     folder = run_or_published(run)
     if image:
         further = {"--examples": prompting.examples, "--template": prompting.template, "--option": option}
-        _check_about_pictures({"--data": data, **further})
+        further |= {"--data": data, "--column": column, "--calibrate": calibrate, "--by": by != "sum", "--seed": seed}
+        _check_about_pictures(further)
         _ask_about(folder, inputs or [], image, as_json, copy)
         return
     from qkv.api.functions import ask, load
