@@ -144,8 +144,8 @@ def _checked_message(message: Any, place: str) -> Message:
         raise UserError(f"{place}: the role {quoted(role)} given; {nearest(str(role), ROLES)}")
     texts = {name: message.get(name) or "" for name in ("content", "reasoning_content")}
     texts["content"] = _content(texts["content"], place)
-    has_parts = isinstance(texts["content"], list)
-    wrong = next((name for name, text in list(texts.items())[has_parts:] if not isinstance(text, str)), None)
+    plain = texts if not isinstance(texts["content"], list) else {**texts, "content": ""}
+    wrong = next((name for name, text in plain.items() if not isinstance(text, str)), None)
     if wrong is not None:
         raise UserError(f"{place}: {wrong} is {quoted(texts[wrong])}; allowed: a text")
     calls = [_checked_call(each, place) for each in message.get("tool_calls") or ()]
