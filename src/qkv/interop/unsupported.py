@@ -71,7 +71,17 @@ NEEDS: Reasons = {
     "cpmant": "buckets of distances within and between segments, and learned prompts before a text",
     "doge": "a mask of keys that is computed from their values, and learned factors of the residual stream",
     "gemma3n_text": "several residual streams (AltUp), low-rank paths (LAuReL) and embeddings for each layer",
-    "gemma4_text": "embeddings for each layer, keys and values of earlier layers, and keys that are values",
+    **dict.fromkeys(
+        ("gemma4", "gemma4_text"),
+        "embeddings for each layer, keys and values of earlier layers, and keys that are values",
+    ),
+    **dict.fromkeys(
+        ("gemma4_unified", "gemma4_unified_text"), "keys and values of earlier layers, and keys that are values"
+    ),
+    "beam": "residual sums with weights by their depth, and a gate of the attention's output with a bias per head",
+    "fuyu": "patches of an image as vectors among those of the tokens, before Persimmon's blocks",
+    "git": "vectors of an image before a text, which attend to one another in both directions",
+    "got_ocr2": "an encoder of images with windows and global layers and positions of two axes (SAM)",
     "hrm_text": "two stacks that alternate in cycles, each with vectors of its own",
     "mllama_text_model": "gated cross-attention to vectors of images in some layers",
     **dict.fromkeys(
