@@ -49,6 +49,16 @@ NEEDS: Reasons = {
     "t5gemma2": "self-attention and cross-attention with one softmax, and images among the tokens",
     "voxtral_realtime": "a log-mel front end whose vectors are added to those of the tokens, and feed-forward networks "
     "whose inputs are scaled by a function of the delay",
+    "clap": "a Swin tower over frames of a log-mel spectrogram (HTSAT), whose frames are put on a square",
+    "blip": "a decoder of texts whose cross-attention reads the vectors of an image tower, with one head for both",
+    **dict.fromkeys(
+        ("blip-2", "instructblip"), "queries that read an image tower (Q-Former) before the tokens of a decoder"
+    ),
+    "qwen2_5_vl": "attention in windows over the patches of images of any size",
+    **dict.fromkeys(
+        ("qwen3_vl", "qwen3_vl_moe"), "vectors of inner layers of an image tower, added in layers of the decoder"
+    ),
+    "idefics2": "latent queries that read an image tower of any size",
     "siglip2": "rows of patches of images of several sizes, each with its own grid",
     "minimax": "linear attention with a fixed decay per head (lightning attention), and experts",
     "jetmoe": "attention whose maps of queries and outputs are experts",

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from qkv.spec.base import Part, Seq
 from qkv.spec.errors import Problem, SpecError
-from qkv.spec.frontends import Placed
+from qkv.spec.frontends import Frontend, Placed
 from qkv.spec.processors import Processor, Role
 
 LARGEST = 4096
@@ -90,7 +90,7 @@ class CutMix(Mixing, kind="cutmix"):
     alpha: float = Field(default=1.0, gt=0)
 
 
-F = TypeVar("F", bound=Placed)
+F = TypeVar("F", bound=Frontend)
 
 
 class Pixels(Processor):

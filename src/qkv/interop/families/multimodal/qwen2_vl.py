@@ -140,7 +140,9 @@ def config(spec: Model) -> dict[str, Any] | None:
     text, tower = parts
     axes = [block.branches[0].relative for block in text.blocks if isinstance(block.branches[0], Attention)]
     vision = _vision_keys(tower, spec.width)
-    if vision is None or len(axes) != len(text.blocks) or not isinstance(axes[0], RopeAxes) or len({*axes}) > 1:
+    if vision is None or len(axes) != len(text.blocks) or not isinstance(axes[0], RopeAxes):
+        return None
+    if any(each != axes[0] for each in axes):
         return None
     turn = rope_table(axes[0].rope)
     keys = QWEN2.config(_with_relative(text, _rope_of))
