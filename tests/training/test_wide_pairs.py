@@ -20,8 +20,8 @@ from qkv.spec.recipe import Recipe
 from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.multimodal.matching import MatchingTask
 from qkv.tasks.registry import build_task
-from qkv.training.wide.fit import fit_wide
 from qkv.training.wide.pairs import _factors, _similarities
+from qkv.training.wide.paths import fit_wide
 
 CHANGES = {
     "wide": {"kind": "pair_map", "first": "hog", "second": {"kind": "ngrams", "buckets": 256}, "axes": 16},

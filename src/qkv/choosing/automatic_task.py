@@ -103,7 +103,7 @@ def automatic_task(
 
     The model is a small Transformer: an encoder with the task's head, or an encoder–decoder if text is generated.
     Vocabulary, width and context length grow with the data; longer texts are read in windows. An encoder with one
-    output per row is combined with a linear model on n-grams (``qkv.training.wide.fit``). Tagging reads words as
+    output per row is combined with a linear model on n-grams (``qkv.training.wide``). Tagging reads words as
     features and predicts by a conditional random field. Training stops after the epochs of the task's ``Defaults``, or
     early when validation stops improving.
 

@@ -95,8 +95,8 @@ class Resurrecting(Residual):
         self.threshold = part.threshold
 
     def joined(self, x: Tensor, y: Tensor) -> Tensor:
-        opened, kept = x.sigmoid(), (-x).sigmoid()
-        return opened * (opened > self.threshold) * y + kept * (kept > self.threshold) * x
+        p, q = x.sigmoid(), (-x).sigmoid()
+        return p * (p > self.threshold) * y + q * (q > self.threshold) * x
 
 
 @implements(spec.NoResidual)

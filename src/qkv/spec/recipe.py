@@ -17,7 +17,7 @@ from qkv.spec.heads import LanguageModelHead
 from qkv.spec.model import Model
 from qkv.spec.models.quantization import Quantization
 from qkv.spec.models.start import RandomStart, Start
-from qkv.spec.models.wide import PairMap, WidePath
+from qkv.spec.models.wide import WidePath
 from qkv.spec.processors import Processor
 from qkv.spec.recipes.results import Published, Reached, Result, Typed, reached
 from qkv.spec.tasks import NextToken, Reads, Task
@@ -174,10 +174,8 @@ class Recipe(Spec):
 
     def _pair_map_problems(self) -> list[Problem]:
         """Return the errors if the wide path of two inputs reads n-grams of what is no text, or values of a text."""
-        if not isinstance(self.wide, PairMap):
-            return []
-        problems, parts = list[Problem](), (self.wide.first, self.wide.second)
-        for side, part, name in zip(("first", "second"), parts, self.data.inputs, strict=True):
+        problems, parts = list[Problem](), () if self.wide is None else self.wide.sides
+        for side, part, name in zip(("first", "second"), parts, self.data.inputs, strict=False):
             if part.of_values != (name in self.data.processors):
                 needed = "'features' or 'hog'" if name in self.data.processors else "'ngrams'"
                 sentence = f"{part.kind!r} does not read the input {name!r}; use {needed}"

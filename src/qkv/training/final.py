@@ -25,7 +25,7 @@ from qkv.training.race import heats
 from qkv.training.race.contestants import Contestant, section, tested_section
 from qkv.training.setup import Setup
 from qkv.training.watch.events import Evaluated, Notice, OnEvent
-from qkv.training.wide.fit import join, refit_wide
+from qkv.training.wide.paths import join, refit_wide
 
 
 def best_weights(folder: Path) -> tuple[dict[str, Tensor], int]:

@@ -37,7 +37,7 @@ from qkv.training.environment import Environment
 from qkv.training.optim.schedules import same_so_far
 from qkv.training.vectors import start_vectors
 from qkv.training.watch.events import Notice, OnEvent
-from qkv.training.wide.fit import fit_wide
+from qkv.training.wide.paths import fit_wide
 
 
 @dataclass(frozen=True)

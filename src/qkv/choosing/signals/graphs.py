@@ -35,7 +35,7 @@ def choose_graphs(request: RecipeRequest) -> Recipe:
     Four models compete in heats (``qkv.training.race.heats``): attention among all nodes in parallel with propagation
     over the edges, propagation alone, sums over neighbours (GIN), and a network applied to each node alone, without
     edges and without encodings of the graph's structure. The winner is combined with a linear model of subtrees
-    (``qkv.training.wide.fit``).
+    (``qkv.training.wide``).
     """
     graphs = request.values
     processor = _processor(request.data)

@@ -24,6 +24,7 @@ from qkv.spec.model import Block, Model
 from qkv.spec.parts import Rope, Sinusoidal
 from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
+from qkv.spec.recipes.sound_tasks import TextSearch
 from qkv.spec.signals.series import Series, SeriesPatches
 from qkv.spec.signals.sound import FrameMasks, LogMel, MelConvolutions, Sounds, WaveConvolutions
 from qkv.spec.tasks import Transcription
@@ -33,6 +34,8 @@ from qkv.system.errors import UserError
 _EPOCHS, _FEWEST, _PATIENCE = 60, 400, 8
 _FEW, _ROWS = 2_000, 16
 _SAMPLE = 500
+_COUNTED = 300_000
+"""Maximum number of characters whose n-grams are counted."""
 _POSITIONS = 3
 """Positions for each token of a text; alignments need at least one, and a blank between equal neighbours."""
 
@@ -71,10 +74,19 @@ def choose_transcription(request: RecipeRequest) -> Recipe:
             batching=LengthBuckets(buckets=8),
         ),
         model=_model(count, source),
-        task=request.task,
+        task=request.task.changed(search=_search(request)),
         training=training,
         quick=short_form(training.steps),
     )
+
+
+def _search(request: RecipeRequest) -> TextSearch:
+    """Choose how texts are searched: by beams with n-grams of the training texts, unless the task says how or these
+    texts are so long that counts of all n-grams need much memory.
+    """
+    search: TextSearch = request.task.search  # type: ignore[attr-defined]
+    characters = sum(len(str(row["transcript"])) for row in request.records.splits["train"])
+    return TextSearch(beams=16, ngram=6) if search == TextSearch() and characters <= _COUNTED else search
 
 
 def _series(request: RecipeRequest) -> _Input:

@@ -35,12 +35,21 @@ class WidePath(Part, slot=True):
     counts: ClassVar[bool] = False
     """True if it reads the simple features, followed by counts of the elements of a value (a bag)."""
 
+    @property
+    def sides(self) -> tuple[WidePath, ...]:
+        """Return the parts that read two inputs, if it compares them; by default none."""
+        return ()
+
     def of_window(self, steps: int) -> Self:
         """Return a copy for forecasts from windows of ``steps`` steps; by default unchanged."""
         return self
 
     def of_processor(self, processor: Processor) -> Self:
         """Return a copy for the values of a fitted processor; by default unchanged."""
+        return self
+
+    def of_texts(self, texts: Sequence[str]) -> Self:
+        """Return a copy for the texts of the training rows; by default unchanged."""
         return self
 
     def of_both(self, first: Processor | None, second: Processor | None) -> Self:
@@ -198,7 +207,6 @@ class Nearest(Features, kind="nearest"):
     size: int | None = Field(default=None, ge=0, description="bytes of their texts; filled in from the data")
 
     def of_texts(self, texts: Sequence[str]) -> Self:
-        """Return a copy for the texts of the training rows; a copy that knows its size stays as it is."""
         if self.rows is not None:
             return self
         return self.changed(rows=len(texts), size=sum(len(text.encode()) for text in texts))
@@ -220,6 +228,10 @@ class PairMap(WidePath, kind="pair_map"):
     first: WidePath = Field(description="features of the first input")
     second: WidePath = Field(description="features of the second input")
     axes: int = Field(default=256, ge=1, le=LARGEST, description="maximum number of principal axes")
+
+    @property
+    def sides(self) -> tuple[WidePath, ...]:
+        return self.first, self.second
 
     def of_both(self, first: Processor | None, second: Processor | None) -> Self:
         parts = zip((self.first, self.second), (first, second), strict=True)

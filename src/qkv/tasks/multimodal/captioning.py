@@ -18,7 +18,6 @@ from qkv.models.nearest import Nearest
 from qkv.models.transformer import Transformer
 from qkv.models.wide import DEEP
 from qkv.ops.at_least_single import at_least_single
-from qkv.spec.models.wide import Nearest as NearestSpec
 from qkv.spec.recipe import Recipe
 from qkv.spec.register import implements
 from qkv.spec.tasks import Captioning
@@ -54,11 +53,9 @@ class CaptioningTask(SignalToTextTask):
     metric = "cider"
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
-        recipe = super().completed(recipe, records)
-        if not isinstance(recipe.wide, NearestSpec):
-            return recipe
-        rows = records.splits[TRAIN]
-        return recipe.changed(wide=recipe.wide.of_texts([text_in(rows[i], "target") for i in spread(len(rows))]))
+        recipe, rows = super().completed(recipe, records), records.splits[TRAIN]
+        texts = [text_in(rows[i], "target") for i in spread(len(rows))]
+        return recipe.changed(wide=recipe.wide and recipe.wide.of_texts(texts))
 
     def write(
         self,
@@ -68,8 +65,9 @@ class CaptioningTask(SignalToTextTask):
         rows: Sequence[Mapping[str, Any]],
         cut: Truncation | None = None,
     ) -> list[str]:
-        if not isinstance(self.wide, Nearest) or self.wide.reads(DEEP):
+        if self.wide is None or self.wide.reads(DEEP):
             return super().write(model, vocabulary, recipe, rows, cut)
+        assert isinstance(self.wide, Nearest)
         processor = self.processor_of(vocabulary)
         try:
             features = _features(processor, [processor.read(row[self.asks[0]]) for row in rows])

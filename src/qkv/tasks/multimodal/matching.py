@@ -110,13 +110,15 @@ class MatchingTask(ExampleTask):
         In evaluation they are joined with those of the wide path.
         """
         assert batch.source is not None
-        wide = self.wide if isinstance(self.wide, PairMap) and not model.training else None
-        deep = None
-        if wide is None or wide.reads(DEEP):
-            deep = model(batch.input, memory=model.encode(batch.source, tap), tap=tap)[0]
+        wide = None if model.training else self._pair_map
+
+        def deep() -> Tensor:
+            assert batch.source is not None
+            return model(batch.input, memory=model.encode(batch.source, tap), tap=tap)[0]
+
         if wide is None:
-            return deep
-        of_blocks, encoded = (None, None) if deep is None else deep.unbind(1)
+            return deep()
+        of_blocks, encoded = deep().unbind(1) if wide.reads(DEEP) else (None, None)
         sides = (of_blocks, batch.input, wide.second), (encoded, batch.source, wide.first)
         return torch.stack([wide.joined(*side) for side in sides], 1)
 
@@ -188,13 +190,18 @@ class MatchingTask(ExampleTask):
 
     def _side(self, model: Transformer, signal: Signal, first: bool) -> Tensor:
         """Compute the vectors (B, P) of one input, the first or the second, joined with those of the wide path."""
-        wide, deep = self.wide, None
+        wide, deep = self._pair_map, None
         if wide is None or wide.reads(DEEP):
             deep = _head(model).encoded(model.encode(signal)) if first else model(signal)[0][:, 0]
-        if isinstance(wide, PairMap):
-            return wide.joined(deep, signal, wide.first if first else wide.second)
-        assert deep is not None
-        return deep
+        if wide is None:
+            assert deep is not None
+            return deep
+        return wide.joined(deep, signal, wide.first if first else wide.second)
+
+    @property
+    def _pair_map(self) -> PairMap | None:
+        assert self.wide is None or isinstance(self.wide, PairMap)
+        return self.wide
 
 
 def _names(data: Data) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from qkv.data.features.ngrams import Bag, bag_of
 from qkv.data.processors.processor import build_processor
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
-from qkv.spec.models.wide import PairMap, WidePath
+from qkv.spec.models.wide import WidePath
 from qkv.spec.recipe import Recipe
 from qkv.system.errors import UserError
 from qkv.tasks.dataset import leaves
@@ -186,8 +186,8 @@ def pair_inputs_of(recipe: Recipe, vocabulary: Vocabulary) -> PairInputs:
             for name, room in zip((first, second), lengths, strict=True)
         )
     )
-    if isinstance(recipe.wide, PairMap):
-        inputs.first.wide, inputs.second.wide = recipe.wide.first, recipe.wide.second
+    if recipe.wide is not None:
+        inputs.first.wide, inputs.second.wide = recipe.wide.sides
     return inputs
 
 

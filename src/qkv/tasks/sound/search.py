@@ -45,15 +45,15 @@ def beam_search(
     p(text) + bonus · number of tokens, with p(text) of ``language``, the end of the text included.
     """
     ahead = _Ahead(language, weight, bonus, chances.shape[1])
-    found = _Prefixes.empty()
+    prefixes = _Prefixes.empty()
     for row in chances.astype(np.float64):
         read = row > _LEAST
         read[row.argmax()] = True
         read[blank] = False
-        found = found.after(row, np.flatnonzero(read), blank, beams, ahead)
+        prefixes = prefixes.after(row, np.flatnonzero(read), blank, beams, ahead)
     ended = [
         ScoredText(tokens, score + ahead.end(tokens))
-        for tokens, score in zip(found.tokens, found.scores.tolist(), strict=True)
+        for tokens, score in zip(prefixes.tokens, prefixes.scores.tolist(), strict=True)
     ]
     return sorted(ended, key=lambda text: -text.score)
 
@@ -107,11 +107,11 @@ class _Prefixes(NamedTuple):
         last = np.array([prefix[-1] if prefix else -1 for prefix in self.tokens])
         repeats = tokens == last[:, None]
         inside = np.logaddexp(self.blank, self.token)
-        kept = np.where(repeats.any(1), self.token + row[last], -np.inf)
+        same_token = np.where(repeats.any(1), self.token + row[last], -np.inf)
         longer = np.where(repeats, self.blank[:, None], inside[:, None]) + row[tokens]
-        self._merge(kept, longer, tokens)
+        self._merge(same_token, longer, tokens)
         outside = self.outside[:, None] + ahead.tokens(self.tokens, tokens)
-        same = type(self)(self.tokens, inside + row[blank], kept, self.outside)
+        same = type(self)(self.tokens, inside + row[blank], same_token, self.outside)
         order = np.argsort(-np.concatenate((same.scores, (longer + outside).ravel())), kind="stable")[:beams]
         stays, moves = order[order < len(last)], order[order >= len(last)] - len(last)
         moves = moves[longer.flat[moves] > -np.inf]
@@ -120,18 +120,18 @@ class _Prefixes(NamedTuple):
             [self.tokens[i] for i in stays]
             + [(*self.tokens[i], int(tokens[k])) for i, k in zip(begun, chosen, strict=True)],
             np.concatenate((same.blank[stays], np.full(len(moves), -np.inf))),
-            np.concatenate((kept[stays], longer.flat[moves])),
+            np.concatenate((same_token[stays], longer.flat[moves])),
             np.concatenate((self.outside[stays], outside.flat[moves])),
         )
 
-    def _merge(self, kept: np.ndarray, longer: np.ndarray, tokens: np.ndarray) -> None:
-        """Move from ``longer`` (P, K) to ``kept`` (P) the extensions of prefixes that are prefixes already."""
+    def _merge(self, same_token: np.ndarray, longer: np.ndarray, tokens: np.ndarray) -> None:
+        """Move from ``longer`` (P, K) to ``same_token`` (P) the extensions of prefixes that are prefixes already."""
         places = {prefix: i for i, prefix in enumerate(self.tokens)}
         columns = {int(token): k for k, token in enumerate(tokens)}
         for i, prefix in enumerate(self.tokens):
             before, k = places.get(prefix[:-1]), columns.get(prefix[-1]) if prefix else None
             if before is not None and k is not None:
-                kept[i] = np.logaddexp(kept[i], longer[before, k])
+                same_token[i] = np.logaddexp(same_token[i], longer[before, k])
                 longer[before, k] = -np.inf
 
 

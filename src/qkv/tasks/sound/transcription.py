@@ -145,6 +145,9 @@ class TranscriptionTask(ExampleTask):
         answers = self.predict(model, dataset.vocabulary, recipe, rows)
         truth, texts = [row[TRANSCRIPT.name] for row in rows], [answer["answer"] for answer in answers]
         figures = error_rates(truth, texts) | self.figures(seen, dataset.scale(split))
+        if self.spec.search.beams > 1:
+            pairs = [[dataset.vocabulary.target.decode(ids) for ids in pair] for pair in seen.outcomes]
+            figures["wer_of_greedy"] = word_error([pair[0] for pair in pairs], [pair[1].strip() for pair in pairs])
         if dataset.fitted_on:
             usual = Counter(row[TRANSCRIPT.name] for row in dataset.fitted_on).most_common(1)[0][0]
             figures["wer_of_most_frequent"] = word_error(truth, [usual] * len(truth))

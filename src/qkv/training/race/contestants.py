@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from qkv.models.transformer import Transformer
 from qkv.report.evaluation import ERRORS, words
 
 
@@ -48,6 +49,12 @@ def ranked(contestants: list[Contestant], metric: str, baseline: float | None) -
         return not each.eligible, sign * each.figures[metric] > bound, float(f"{each.loss:.3g}")
 
     return sorted(contestants, key=key)
+
+
+def deep_name(model: Transformer, name: str) -> str:
+    """Return the name of the deep path: ``name``, that of the winner of heats, else the kinds of its token mixers."""
+    kinds = dict.fromkeys(each.kind for block in model.spec.layers for each in block.branches if each.mixes)
+    return name or " and ".join(kinds) or "deep path"
 
 
 def section(contestants: Sequence[Contestant], metric: str) -> dict[str, Any]:

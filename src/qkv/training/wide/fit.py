@@ -1,4 +1,4 @@
-"""Wide path of a run: fitted to the training split before the deep path is trained, and combined with it afterwards.
+"""Linear wide path: fitted to the training split before the deep path is trained, and combined with it afterwards.
 
 Both paths are trained separately. For the combined outputs a · deep + b · wide, the factors a and b minimise the loss
 on the validation split (late fusion). If that split is small, equal factors are used unless fitted factors have a lower
@@ -32,16 +32,9 @@ from qkv.tasks.baselines.feature_baselines import once
 from qkv.tasks.baselines.linear import Fitted, Selection, by_scales
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.labels.joined import JoinedTask
-from qkv.tasks.multimodal.captioning import CaptioningTask
-from qkv.tasks.multimodal.matching import MatchingTask
-from qkv.tasks.series.forecasting import ForecastingTask
-from qkv.tasks.series.series_dataset import SeriesDataset
-from qkv.tasks.task import Task, Totals
-from qkv.training.race.contestants import Contestant, ranked
-from qkv.training.wide.nearest import join_nearest, keep_rows
+from qkv.tasks.task import Totals
+from qkv.training.race.contestants import Contestant, deep_name, ranked
 from qkv.training.wide.ngram_weights import count_features, fit_idf, tf_idf
-from qkv.training.wide.pairs import fit_pairs, join_pairs
-from qkv.training.wide.window import fit_window, join_window
 
 _MANY = 300_000
 """Above this number of weights, n-grams that occur in only one row are omitted: they take time and improve nothing."""
@@ -71,50 +64,28 @@ class Design(NamedTuple):
     said: str
 
 
-def fit_wide(model: Transformer, task: Task, dataset: Dataset) -> list[str]:
-    """Fit the wide path of ``task``, if it has one, to the training split; return notices. ``model``: the deep path.
+def fit_linear(model: Transformer, task: JoinedTask, dataset: Dataset) -> list[str]:
+    """Fit the wide path of ``task`` to the training split; return notices.
 
     Penalty and scales are selected on the validation split, or by cross-validation. If there are many n-grams, those
-    that occur in only one row are omitted. Raises ``UserError`` if scikit-learn is not installed.
+    that occur in only one row are omitted.
     """
-    if task.wide is None:
-        return []
-    if isinstance(dataset, SeriesDataset):
-        return fit_window(model, task.wide, dataset)
-    if isinstance(task, MatchingTask | CaptioningTask):
-        assert isinstance(dataset, ExampleDataset)
-        return fit_pairs(task, dataset) if isinstance(task, MatchingTask) else keep_rows(task, dataset)
-    assert isinstance(task, JoinedTask)
     assert isinstance(task.wide, LinearPath)
     design = _design(task, dataset)
     design.place(_fitted(task.wide, task, dataset, lambda: design))
     return [f"the wide path is fitted: {design.said}"]
 
 
-def refit_wide(device: torch.device, task: Task, dataset: Dataset) -> list[str]:
-    """Fit the wide path again, to the training and the validation rows; return notices. ``device``: that of the model.
+def refit_linear(task: JoinedTask, dataset: Dataset) -> list[str]:
+    """Fit the wide path again, to the training and the validation rows; return notices.
 
-    The penalty and scales selected in the first fit, without the validation rows, are used again. If the path is not
-    used, or the data set is not a table of examples, nothing is done and no notice returned.
+    The penalty and scales selected in the first fit, without the validation rows, are used again.
     """
-    wide = task.wide
-    if wide is None or not wide.reads(WIDE) or not isinstance(dataset, ExampleDataset):
-        return []
-    if isinstance(task, CaptioningTask):
-        return []  # it has room for the training rows alone
-    if isinstance(task, MatchingTask):
-        wide.to("cpu")
-        notes = fit_pairs(task, dataset, VALIDATION)
-        wide.to(device)
-        return [f"{note}, those of the validation split among them" for note in notes]
-    assert isinstance(task, JoinedTask)
-    assert isinstance(wide, LinearPath)
-    wide.to("cpu")
-    again = _fitted(wide, task, dataset, lambda: _design(task, dataset)).again
+    assert isinstance(task.wide, LinearPath)
+    again = _fitted(task.wide, task, dataset, lambda: _design(task, dataset)).again
     assert again is not None, "selections keep how to fit again"
     design = _design(task, dataset, VALIDATION)
     design.place(again(design.x, design.targets))
-    wide.to(device)
     return [f"the wide path is fitted again, to the training and the validation rows: {design.said}"]
 
 
@@ -208,29 +179,17 @@ def _of_singles(wide: LinearPath, task: JoinedTask, dataset: Dataset) -> dict[st
     return tables
 
 
-def join(
-    model: Transformer, task: Task, dataset: Dataset, precision: str, stop: Callable[[], bool], name: str = ""
+def join_linear(
+    model: Transformer, task: JoinedTask, dataset: Dataset, precision: str, stop: Callable[[], bool], name: str
 ) -> list[Contestant] | None:
     """Fit the factors of the paths to the validation split, and set those of the best contestant in the wide path;
     return all contestants, the best first. None if ``stop`` returned True.
 
     The best contestant has the lowest loss among those whose ``task.metric`` is not worse than the best baseline; if
     all are worse, it is the contestant with the best metric. Between equal losses, the cheaper contestant wins: wide,
-    then deep, then combined. ``name``: name of the deep path, by default the kinds of its token mixers.
+    then deep, then combined. ``name``: name of the deep path.
     """
-    path = task.wide
-    assert path is not None
-    if isinstance(dataset, SeriesDataset):
-        assert isinstance(task, ForecastingTask)
-        return join_window(model, task, dataset, precision, stop, name or "patches")
-    kinds = dict.fromkeys(each.kind for block in model.spec.layers for each in block.branches if each.mixes)
-    deep_name = name or " and ".join(kinds) or "deep path"
-    if isinstance(task, MatchingTask | CaptioningTask):
-        assert isinstance(dataset, ExampleDataset)
-        if isinstance(task, CaptioningTask):
-            return join_nearest(model, task, dataset, stop, deep_name)
-        return join_pairs(model, task, dataset, precision, stop, deep_name)
-    assert isinstance(task, JoinedTask)
+    path, name = task.wide, deep_name(model, name)
     assert isinstance(path, LinearPath)
     batches = _subset_in_memory(dataset.rows(VALIDATION), path.num_outputs)
     outputs = _outputs(model, task, batches, precision, stop)
@@ -248,7 +207,7 @@ def join(
 
     contestants = [
         contestant(name, reads, wide)
-        for name, reads in ((simple, (WIDE,)), (deep_name, (DEEP,)), (f"{deep_name}, {simple}", (DEEP, WIDE)))
+        for name, reads in ((simple, (WIDE,)), (name, (DEEP,)), (f"{name}, {simple}", (DEEP, WIDE)))
     ]
     tables = _of_singles(path, task, dataset)
     contestants += [contestant(name, (WIDE,), _linear(path, table, batches)) for name, table in tables.items()]

@@ -10,23 +10,28 @@ from qkv.models.transformer import Transformer
 from qkv.models.wide import DEEP, WIDE
 from qkv.tasks.dataset import ExampleDataset
 from qkv.tasks.multimodal.captioning import CaptioningTask
-from qkv.training.race.contestants import Contestant
+from qkv.training.race.contestants import Contestant, deep_name
 
 
-def keep_rows(task: CaptioningTask, dataset: ExampleDataset) -> list[str]:
+def keep_rows(model: Transformer, task: CaptioningTask, dataset: ExampleDataset) -> list[str]:
     """Keep the training rows in the wide path; return notices."""
     return [f"the captions of {task.fit_nearest(dataset):,} training rows are kept, to be found by similar features"]
 
 
 def join_nearest(
-    model: Transformer, task: CaptioningTask, dataset: ExampleDataset, stop: Callable[[], bool], name: str
+    model: Transformer,
+    task: CaptioningTask,
+    dataset: ExampleDataset,
+    precision: str,
+    stop: Callable[[], bool],
+    name: str,
 ) -> list[Contestant] | None:
     """Choose between the model, called ``name``, and the nearest training rows by the task's metric on the validation
     split; return both, the better first. None if ``stop`` returned True. A tie is won by the model.
     """
     assert isinstance(task.wide, Nearest)
     rows, contestants = dataset.records[VALIDATION], list[Contestant]()
-    for label, path in ((name, DEEP), ("nearest neighbour", WIDE)):
+    for label, path in ((deep_name(model, name), DEEP), ("nearest neighbour", WIDE)):
         if stop():
             return None
         factors = float(path == DEEP), float(path == WIDE)

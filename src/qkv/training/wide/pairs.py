@@ -6,6 +6,7 @@ After training, the run chooses between the deep path, the linear maps, and a we
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import singledispatch
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,15 +17,15 @@ from qkv.data.corpora.corpus import TRAIN, VALIDATION
 from qkv.models.evaluating import evaluating
 from qkv.models.heads.matching import Matcher
 from qkv.models.transformer import Transformer
-from qkv.models.wide import DEEP, WIDE, Features, LinearPath, Ngrams, PairMap
+from qkv.models.wide import DEEP, WIDE, Features, LinearPath, Ngrams, PairMap, WidePath
 from qkv.ops.at_least_single import at_least_single
 from qkv.ops.linear.precision import autocast
-from qkv.tasks.dataset import ExampleDataset
+from qkv.tasks.dataset import Example, ExampleDataset
 from qkv.tasks.metrics.text_metrics import metric_library
 from qkv.tasks.multimodal.baseline import PENALTIES, matching_baselines, spread
 from qkv.tasks.multimodal.matching import MatchingTask
 from qkv.tasks.task import Observed, Totals
-from qkv.training.race.contestants import Contestant, ranked
+from qkv.training.race.contestants import Contestant, deep_name, ranked
 from qkv.training.wide.ngram_weights import count_features, fit_idf, tf_idf
 
 _STEPS, _BEGIN = 200, 2.3
@@ -33,15 +34,24 @@ _LARGEST = 4.6
 """Bound of the logarithm of a factor: similarities are scaled by at most 100."""
 
 
-def fit_pairs(task: MatchingTask, dataset: ExampleDataset, also: str | None = None) -> list[str]:
-    """Fit both linear maps to the training rows, and to those of the split ``also`` if given; return notices.
+def fit_pairs(model: Transformer, task: MatchingTask, dataset: ExampleDataset) -> list[str]:
+    """Fit both linear maps to the training rows; return notices.
 
     The vectors of the second input are its features on their principal axes. Those of the first are predicted by ridge
     regression from the principal axes of its features, with the penalty of least error in cross-validation.
     """
-    wide = task.wide
+    return [f"the linear map between both inputs is fitted to {_fit(task.wide, dataset.examples[TRAIN]):,} rows"]
+
+
+def refit_pairs(task: MatchingTask, dataset: ExampleDataset) -> list[str]:
+    """Fit both linear maps again, to the training and the validation rows; return notices."""
+    rows = _fit(task.wide, [*dataset.examples[TRAIN], *dataset.examples[VALIDATION]])
+    return [f"the linear map between both inputs is fitted again to {rows:,} rows, those of the validation split too"]
+
+
+def _fit(wide: WidePath | None, examples: Sequence[Example]) -> int:
+    """Fit both linear maps to examples; return the number of those that are read."""
     assert isinstance(wide, PairMap)
-    examples = [example for split in (TRAIN, also) if split for example in dataset.examples[split]]
     rows = [examples[i].fields.features for i in spread(len(examples))]
     (x, axes), (y, targets) = (
         _principal(path, [row[i] for row in rows]) for i, path in enumerate((wide.first, wide.second))
@@ -49,24 +59,36 @@ def fit_pairs(task: MatchingTask, dataset: ExampleDataset, also: str | None = No
     ridge = metric_library("sklearn.linear_model").RidgeCV(alphas=PENALTIES).fit(x @ axes, y @ targets)
     _place(wide.second, targets, np.zeros(targets.shape[1]))
     _place(wide.first, axes @ np.atleast_2d(ridge.coef_).T, np.atleast_1d(ridge.intercept_))
-    return [f"the linear map between both inputs is fitted to {len(rows):,} rows"]
+    return len(rows)
 
 
 def _principal(path: LinearPath, features: Sequence[Any]) -> tuple[Any, np.ndarray]:
     """Return (features (rows, F) as the path reads them, their principal axes (F, A)), and set its scales."""
-    if isinstance(path, Ngrams):
-        counts = count_features(features, len(path.table))
-        fit_idf(path, counts)
-        x = tf_idf(path, counts)
-    else:
-        assert isinstance(path, Features)
-        dense = np.stack(features).astype(np.float64)
-        path.mean.copy_(torch.from_numpy(dense.mean(0)))
-        path.deviation.copy_(torch.from_numpy(dense.std(0) + 1e-6))
-        x = path.scaled(torch.from_numpy(dense)).numpy()
+    x = scale_features(path, features)
     axes = max(1, min(path.num_outputs, min(x.shape) - 1))
     reduction = metric_library("sklearn.decomposition").TruncatedSVD(axes, random_state=0).fit(x)
     return x, reduction.components_.T
+
+
+@singledispatch
+def scale_features(path: LinearPath, features: Sequence[Any]) -> Any:
+    """Set the scales of a path from the features of training rows; return the features as it reads them, (rows, F)."""
+    raise TypeError(type(path))
+
+
+@scale_features.register
+def _scale_ngrams(path: Ngrams, features: Sequence[Any]) -> Any:
+    counts = count_features(features, len(path.table))
+    fit_idf(path, counts)
+    return tf_idf(path, counts)
+
+
+@scale_features.register
+def _scale_dense(path: Features, features: Sequence[Any]) -> Any:
+    dense = np.stack(features).astype(np.float64)
+    path.mean.copy_(torch.from_numpy(dense.mean(0)))
+    path.deviation.copy_(torch.from_numpy(dense.std(0) + 1e-6))
+    return path.scaled(torch.from_numpy(dense)).numpy()
 
 
 @torch.no_grad()
@@ -94,7 +116,7 @@ def join_pairs(
 
     Each contestant has the scale and offset of lowest validation loss; those of the best one are set in the head.
     """
-    wide, head = task.wide, model.head
+    wide, head, name = task.wide, model.head, deep_name(model, name)
     assert isinstance(wide, PairMap)
     assert isinstance(head, Matcher)
     batches = [*_similarities(model, task, dataset, precision, stop)]

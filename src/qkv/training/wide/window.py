@@ -32,11 +32,11 @@ Shares = Mapping[str, float]
 """Factors of a contestant, a weighted sum of models: name of the model -> factor."""
 
 
-def fit_window(model: Transformer, wide: WidePath, dataset: SeriesDataset) -> list[str]:
+def fit_window(model: Transformer, task: ForecastingTask, dataset: SeriesDataset) -> list[str]:
     """Train the wide path beside a forecasting model with the loss of the model's head; return notices."""
     head: Any = model.head
     affine = fit_linear(dataset, head.form, head.each, True).affine()
-    _set(wide, Affine(torch.nn.functional.pad(affine.table, (0, 0, 0, 2)), affine.bias), 1.0, 0.0)
+    _set(task.wide, Affine(torch.nn.functional.pad(affine.table, (0, 0, 0, 2)), affine.bias), 1.0, 0.0)
     return ["the linear path (DLinear on standardised windows) is trained"]
 
 
@@ -60,7 +60,7 @@ def join_window(
     The chosen contestant has the lowest loss among those whose error is not above the lowest error of the baselines.
     With ``keeps: deep``, only the deep path and its mixture with the wide path are eligible.
     """
-    wide, head = task.wide, model.head
+    wide, head, name = task.wide, model.head, name or "patches"
     assert isinstance(wide, LinearWindow)
     maps = {NORMALISED: Affine(wide.table.detach().clone(), wide.bias.detach().clone())}
     for kind, points in predictors(dataset).items():

@@ -20,7 +20,7 @@ from qkv.spec.frontends import Text
 from qkv.spec.heads import MatchingHead
 from qkv.spec.masks import Full
 from qkv.spec.model import Block, Model
-from qkv.spec.models.wide import Features, Gradients, Ngrams, PairMap
+from qkv.spec.models.wide import Features, Ngrams, PairMap
 from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Classification, Matching
@@ -104,7 +104,7 @@ def _linear(*stacks: InputStack) -> PairMap:
 def _dense(reader: Processor) -> Features:
     """Choose the strongest simple features that every value has equally many of."""
     part = build_processor(reader).strongest()
-    return part if type(part) in (Features, Gradients) else Features()
+    return Features() if part.counts else part
 
 
 def _of_text(texts: Sequence[str]) -> InputStack:
