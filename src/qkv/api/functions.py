@@ -557,6 +557,7 @@ def health(run: Run | str | Path) -> Health:
 def inspect(
     run: Run | str | Path,
     text: Any = None,
+    /,
     *,
     row: int | None = None,
     answer: str | None = None,

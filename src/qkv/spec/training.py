@@ -96,7 +96,9 @@ class Validation(Spec):
         description="metric that selects the weights to keep: lowest for losses and errors, "
         "highest for accuracy and similar",
     )
-    patience: int | None = Field(default=None, gt=0, description="stop after this many validations without improvement")
+    patience: int | None = Field(
+        default=None, gt=0, description="stop after this many validations with no better metric and no lower loss"
+    )
 
 
 class Checkpoints(Spec):

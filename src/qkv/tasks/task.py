@@ -151,6 +151,8 @@ class Task(ABC):
     """True if the model generates images, see ``images``."""
     temperature: float = 1.0
     """Softmax temperature: divisor of label logits, fitted after training (``tasks/metrics/calibration``)."""
+    next_command: str = ""
+    """Shell command that uses a run, with its folder as ``{run}``; empty: it follows from the inputs of the task."""
     wide: WidePath | None = None
     """Wide path of the run, whose outputs are joined with those of the model in evaluation; None if it has none."""
     processor: Processor | None = None

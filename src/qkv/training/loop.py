@@ -203,9 +203,13 @@ class Trainer:
         if self._impatient and self.now.step < self.steps:
             return (
                 f"early stopping after step {self.now.step}: the last {self.now.stale} validations brought no better "
-                f"{self.training.validation.best} than step {self.now.best_step}"
+                f"{self.training.validation.best} than step {self.now.best_step}{self._and_loss}"
             )
         return f"all {self.steps} steps are done"
+
+    @property
+    def _and_loss(self) -> str:
+        return "" if self.training.validation.best == "loss" else ", and no lower loss"
 
     def _update(self) -> None:
         """Make one update, add it to the counters and send the event ``Stepped``."""
@@ -316,13 +320,12 @@ class Trainer:
         if totals is None:
             return False
         figures = self.world.agree(self.setup.task.figures(totals, self.setup.dataset.scale()))
-        best = self._better(figures)
+        best, learning = self._better(figures), self.now.learns(figures["loss"])
         self.now.compare(figures["loss"], best)
         if best:
-            self.now.best_step, self.now.stale = self.now.step, 0
+            self.now.best_step = self.now.step
             self.save_best()
-        else:
-            self.now.stale += 1
+        self.now.stale = 0 if best or learning else self.now.stale + 1
         self._tell(
             Validated(self.now.step, figures["loss"], best, self._seconds(), figures, self.training.validation.best)
         )
@@ -330,7 +333,7 @@ class Trainer:
 
     def _better(self, figures: Mapping[str, float]) -> bool:
         """Return True if the metric that selects the best weights has a new best value in ``figures``; also record that
-        value.
+        value. Between equal values the loss decides: a metric can stay at its worst value while the model learns.
         """
         name, before = self.training.validation.best, self.now.best_figure
         if name not in figures:
@@ -339,8 +342,10 @@ class Trainer:
             )
         figure, lower = figures[name], name in ERRORS
         better = math.isfinite(figure) and (before is None or (figure < before if lower else figure > before))
+        loss, equal = self.now.best_loss, figure == before
+        better = better or (equal and loss is not None and figures["loss"] < loss)
         if better:
-            self.now.best_figure = figure
+            self.now.best_figure, self.now.best_loss = figure, figures["loss"]
         return better
 
     def save_best(self) -> None:

@@ -15,8 +15,10 @@ def counted(task: Task) -> str:
 
 
 def usage(task: Task, folder: str | Path, opening: str = "") -> tuple[str, str]:
-    """Return (purpose, shell command) for using a trained run: ``qkv chat`` for chats, ``qkv predict`` for tasks with
-    inputs, ``qkv search`` for matching, else ``qkv generate``. ``opening``: example input.
+    """Return (purpose, shell command) for using a trained run.
+
+    ``qkv chat`` for chats, ``qkv predict`` for tasks with inputs, ``qkv search`` for matching, the command that the
+    task names, else ``qkv generate``. ``opening``: example input.
     """
     name = shlex.quote(str(folder))
     if task.chats:
@@ -25,6 +27,8 @@ def usage(task: Task, folder: str | Path, opening: str = "") -> tuple[str, str]:
         return "predict", f"qkv predict {name} --data {opening if opening not in ('', '…') else 'new.csv'}"
     if task.generates_images:
         return "generate images", f"qkv generate {name} --image images.png --num-samples 16"
+    if task.next_command:
+        return task.next_command.split()[1], task.next_command.format(run=name)
     if task.couples_rows:
         return "search", f'qkv search {name} FOLDER "{opening or "…"}"'
     if not task.asks:

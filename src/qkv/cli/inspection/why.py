@@ -84,6 +84,8 @@ def _one_of_each(model: Model) -> Model:
     """Reduce ``model`` to one layer per listed block and a small vocabulary; neither affects the choice of kernels."""
     from qkv.costs.cost import cost
 
+    if not (model.frontend.reads_tokens and model.head.predicts_tokens):
+        raise UserError("'qkv why' tries language models, which read tokens and predict tokens; give a spec of one")
     frontend = model.frontend.changed(vocab_size=_VOCABULARY)
     small = model.changed(num_layers=len(model.blocks), frontend=frontend)
     parameters = cost(small).parameters

@@ -196,10 +196,13 @@ def _tell(run: Run) -> None:
     if next_step:
         typer.echo(f"\n{next_step}")
     _, command = usage(task_of_recipe(run.recipe), run.folder, "…")
-    typer.echo(f"\nreport: {run.folder / 'report.html'}\n{_DOES[command.split()[1]]} {command}{imports_given()}")
+    verb = command.split()[1]
+    use = f"{_DOES.get(verb, verb)}: {command}{imports_given()}"
+    typer.echo(f"\nreport: {run.folder / 'report.html'}\n{use}")
 
 
-_DOES = {"chat": "chat:", "generate": "generate:", "predict": "predict:", "search": "search:"}
+_DOES = {"train": "train on"}
+"""Word before a command that uses a run, if it is not the name of the command."""
 
 
 def _tell_evaluation(run: Run) -> None:

@@ -61,6 +61,7 @@ class ContrastivePretrainingTask(ExampleTask):
     """
 
     loss_unit = "nats a masked position"
+    next_command = "qkv train transcribe --data clips.csv --from {run}"
     evaluates = True
     metric = "accuracy"
 

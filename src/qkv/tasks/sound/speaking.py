@@ -50,6 +50,7 @@ class SpeechTask(SignalTask):
     """Speech from text: -Σ log p(code | voice, text, earlier codes) over the codes of all codebooks, in nats."""
 
     loss_unit = "nats a code"
+    next_command = 'qkv say {run} "…" --out said.wav'
     label: ClassVar[Role | None] = None
 
     def reading(self, data: Data) -> Self:

@@ -33,9 +33,13 @@ class RunProgress:
     seconds: float = 0.0
     best_figure: float | None = None
     """Best value so far of the metric ``training.validation.best``."""
+    best_loss: float | None = None
+    """Validation loss at the best value."""
+    least_loss: float | None = None
+    """Least validation loss so far."""
     best_step: int = 0
     stale: int = 0
-    """Number of validations since the best one."""
+    """Number of validations since the best one, or since the least loss if that is later."""
     train_loss: float | None = None
     """Moving average of the training loss."""
     best_train_loss: float | None = None
@@ -61,6 +65,13 @@ class RunProgress:
         """Update the moving average of the training loss with the loss of one step."""
         before = self.train_loss
         self.train_loss = loss if before is None else _KEPT * before + (1 - _KEPT) * loss
+
+    def learns(self, loss: float) -> bool:
+        """Return True if ``loss`` is the least validation loss so far; also record it."""
+        if self.least_loss is not None and not loss < self.least_loss:
+            return False
+        self.least_loss = loss
+        return True
 
     def compare(self, loss: float, best: bool) -> None:
         """Update ``fitting`` after a validation with loss ``loss``; ``best``: True if this validation is the best so

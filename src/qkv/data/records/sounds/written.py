@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from qkv.data.records.sounds.cells import Sound
-from qkv.data.records.sounds.sound_files import sound_bytes
+from qkv.data.records.sounds.sound_files import resampled, sound_bytes
 from qkv.system.errors import UserError, nearest
 
 MEDIA = {"wav": "audio/wav", "flac": "audio/flac", "mp3": "audio/mpeg", "opus": "audio/ogg", "pcm": "audio/pcm"}
@@ -18,8 +18,11 @@ _SUBTYPES = {
     "mp3": ("MPEG_LAYER_III", "MP3"),
     "opus": ("OPUS", "OGG"),
 }
-_OPUS_RATES = (8_000, 12_000, 16_000, 24_000, 48_000)
-_MP3_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
+_RATES = {
+    "opus": (8_000, 12_000, 16_000, 24_000, 48_000),
+    "mp3": (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000),
+}
+"""Rates of formats that do not have every rate, in Hz, ascending."""
 
 
 def format_of(path: Path) -> str:
@@ -34,13 +37,15 @@ def format_of(path: Path) -> str:
 def written_sound(sound: Sound, form: str) -> bytes:
     """Return a sound as the bytes of a file in a format of ``MEDIA``; samples beyond -1 and 1 are clipped.
 
-    Raises ``UserError`` for a rate that the format does not have, and without the package that writes it.
+    A rate that the format does not have becomes its next higher one. Raises ``UserError`` without the packages.
     """
     if form == "pcm":
         return pcm_bytes(sound.samples)
-    rates = {"opus": _OPUS_RATES, "mp3": _MP3_RATES}.get(form)
-    if rates and sound.rate not in rates:
-        raise UserError(f"{form} has no rate of {sound.rate:,} Hz; write wav or flac")
+    rates = _RATES.get(form, (sound.rate,))
+    if sound.rate not in rates:
+        rate = next((rate for rate in rates if rate > sound.rate), rates[-1])
+        pieces = resampled(iter([sound.samples]), sound.rate, rate)
+        sound = Sound(np.concatenate([*pieces]), rate)
     return sound_bytes(sound._replace(samples=sound.samples.clip(-1, 1)), *_SUBTYPES[form])
 
 
