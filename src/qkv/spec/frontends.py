@@ -42,6 +42,11 @@ class Frontend(Part, slot=True):
         return self.on_grid
 
     @property
+    def lengthens(self) -> bool:
+        """True if rows have more positions than values, because they are filled."""
+        return False
+
+    @property
     def reach(self) -> int | None:
         """Number of values that a vector depends on, around those of its position; None if it may be all of a row."""
         return None
@@ -257,6 +262,10 @@ class Text(Placed, Tokens, kind="text"):
     @property
     def reads_whole_rows(self) -> bool:
         return self.mask_token is not None or self.fill is not None
+
+    @property
+    def lengthens(self) -> bool:
+        return self.fill is not None
 
     @property
     def num_types(self) -> int:

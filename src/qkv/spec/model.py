@@ -388,11 +388,18 @@ class Model(Stack, WithWidth):
             *self.stack_problems(self.width, reading),
             *(p.under("queries", "positions") for p in asking),
             *self._tied_problems(),
+            *self._length_problems(),
             *(problem.under("head") for problem in self.head.memory_problems(self.memory_width)),
             *(self._latent_problems() if self.latents else self._memory_problems()),
             *self._stream_problems(),
             *self._segmentation_problems(),
         ]
+
+    def _length_problems(self) -> list[Problem]:
+        if not (self.frontend.lengthens and self.head.per_position):
+            return []
+        sentence = f"the head {self.head.kind!r} has an output for each token, not for what fills a row; leave it out"
+        return [Problem(("frontend", "fill"), sentence)]
 
     def _stage_problems(self) -> list[Problem]:
         """Return the errors if blocks merge neighbours but another part reads their vectors; empty if none."""
