@@ -64,8 +64,8 @@ def collect_inputs(run: Run, first: Any, further: Mapping[str, Any], row: int | 
         raise UserError(
             f"an input of the task {run.recipe.task.kind!r} cannot be given; look at a row of its data instead: row 0"
         )
-    given = {**({} if first is None else {names[0]: first}), **further}
-    inputs = {name: value for name, value in given.items() if value is not None}
+    values = {**({} if first is None else {names[0]: first}), **further}
+    inputs = {name: value for name, value in values.items() if value is not None}
     wrong = [name for name in inputs if name not in (*names, *task.may_ask)]
     missing = [name for name in names if name not in inputs]
     if wrong or missing:
