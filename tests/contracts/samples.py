@@ -52,6 +52,7 @@ from qkv.spec.parts import (
     NoNorm,
     NoPositions,
     NoResidual,
+    Resurrecting,
     Reversible,
     RMSNorm,
     Rope,
@@ -369,8 +370,9 @@ STACKS: dict[str, Model] = {
             Block(branches=(EVERYTHING[1], EVERYTHING[2]), order="post", norm=RMSNorm()),
             Block(branches=(EVERYTHING[3], EVERYTHING[4]), order="sandwich"),
             Block(branches=(GRU(),), residual=NoResidual()),
+            Block(branches=(Attention(), FeedForward()), residual=Resurrecting()),
         ),
-        num_layers=5,
+        num_layers=6,
     ),
     "a norm for each branch": stack(
         (

@@ -27,8 +27,8 @@ PART_COLUMNS = ["part", "parameters", "FLOPs, forward", "kept for backward"]
 """Column titles of the table of parts."""
 ENCODER = "encoder "
 """Prefix of the names of an encoder's parts."""
-_COUNTERS = 24
-"""Bytes per row of the counters in a decoding state: position, limit and prefix."""
+_COUNTERS = 32
+"""Bytes per row of the counters in a decoding state: position, limit, prefix, and lag behind them."""
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ from qkv.spec.tasks import Task
 from qkv.spec.tokenizers import Tokenizer as TokenizerSpec
 from qkv.spec.tokenizers import TokenizerFile
 from qkv.system.errors import UserError, nearest
+from qkv.tokenizers.folder import file_of_target
 from qkv.tokenizers.tokenizer import FILE_NAME, Tokenizer
 
 _HEAD = "head."

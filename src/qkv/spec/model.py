@@ -396,7 +396,8 @@ class Model(Stack, WithWidth):
         ]
 
     def _length_problems(self) -> list[Problem]:
-        if not (self.frontend.lengthens and self.head.per_position):
+        predicts = self.head.predicts_tokens or self.head.classes != 0
+        if not (self.frontend.lengthens and self.head.per_position and predicts):
             return []
         sentence = f"the head {self.head.kind!r} has an output for each token, not for what fills a row; leave it out"
         return [Problem(("frontend", "fill"), sentence)]

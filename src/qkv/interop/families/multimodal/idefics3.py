@@ -105,7 +105,7 @@ IDEFICS3 = Family(
         "image_seq_len": "given by the tower",
         "vocab_size": "given by the decoder",
     },
-    defaults={"text_config": {"model_type": "llama"}},
+    defaults={"text_config": {"model_type": "llama", "rms_norm_eps": 1e-5}},
     typical={"vision_config": {"image_size": 512, "patch_size": 16}},
 )
 SMOLVLM = replace(
