@@ -354,6 +354,7 @@ STACKS: dict[str, Model] = {
     "parallel, gated residual": stack(
         (Block(branches=EVERYTHING[1::3], order="parallel", residual=Gated(initial=0.7)),), positions(NoPositions())
     ),
+    "gates of the input": stack((Block(branches=(Attention(), FeedForward()), residual=Resurrecting()),), num_layers=2),
     "reversible": stack(
         (
             Block(branches=EVERYTHING[2::3], residual=Reversible()),
@@ -370,9 +371,8 @@ STACKS: dict[str, Model] = {
             Block(branches=(EVERYTHING[1], EVERYTHING[2]), order="post", norm=RMSNorm()),
             Block(branches=(EVERYTHING[3], EVERYTHING[4]), order="sandwich"),
             Block(branches=(GRU(),), residual=NoResidual()),
-            Block(branches=(Attention(), FeedForward()), residual=Resurrecting()),
         ),
-        num_layers=6,
+        num_layers=5,
     ),
     "a norm for each branch": stack(
         (

@@ -200,6 +200,9 @@ def joined(residual: Any, part: parts.Residual, x: Tensor, y: Tensor) -> Tensor:
             return x + residual.weight * y
         case parts.Gated():
             return x + math.tanh(float(residual.gate)) * y
+        case parts.Resurrecting():
+            p = 1 / (1 + torch.exp(-x))
+            return torch.where(p > part.threshold, p * y, 0) + torch.where(1 - p > part.threshold, (1 - p) * x, 0)
         case parts.NoResidual():
             return y
         case parts.Reversible():
