@@ -48,8 +48,8 @@ def _data(checkpoint: PublishedModel) -> Data:
     needed = next(iter(spec.frontend.inputs_read.values()), (spec.encoder or spec).frontend).processor
     if needed is None:
         path, target = checkpoint.folder, file_of_target(checkpoint.folder)
-        files = [None if each is None else TokenizerFile(path=str(each)) for each in (path, target)]
-        return Data(source=NOT_SAID, tokenizer=files[0], target_tokenizer=files[1])
+        target_tokenizer = None if target is None else TokenizerFile(path=str(target))
+        return Data(source=NOT_SAID, tokenizer=TokenizerFile(path=str(path)), target_tokenizer=target_tokenizer)
     if checkpoint.processor is None:
         alone = "use qkv.interop.load.load_published, which loads only the model"
         if not has_processor(spec) and not reads_sound(spec):
