@@ -86,6 +86,19 @@ def test_a_run_writes_the_captions_that_it_knows(run: Run) -> None:
     assert answers == [each["answer"] for each in qkv.predict(run, pictures)]
 
 
+def test_a_part_of_many_rows_is_kept_and_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qkv.tasks.multimodal.baseline._MOST_ROWS", 12)
+    table = write_pairs(tmp_path)
+    lines = table.read_text().splitlines()
+    lines[2::2] = [f"{line} with a longer text" for line in lines[2::2]]
+    table.write_text("\n".join(lines) + "\n")
+    for i in range(0, 72, 7):
+        (tmp_path / f"{i}.png").write_bytes(b"no picture")
+    path = qkv.train(recipe_of(table, 1), out=tmp_path / "run").wide
+    assert isinstance(path, Nearest)
+    assert len(path.vectors) == int(path.kept) == 12
+
+
 def test_texts_without_an_image_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="'nearest' finds texts of images or other signals"):
         Recipe.parse({"data": {"source": "a.txt"}, "wide": "nearest"})

@@ -31,7 +31,7 @@ class Mask(Part, slot=True):
 
     @property
     def decodes(self) -> bool:
-        """True if the mask allows token-by-token decoding: only queries in a row's prefix (one call) see later keys."""
+        """True if tokens can be decoded one at a time: no query outside of a row's prefix sees later keys."""
         return self.causal
 
     @property

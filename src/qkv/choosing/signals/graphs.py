@@ -90,7 +90,7 @@ def _model(count: int, task: TaskSpec) -> Model:
 
 
 def _wide(request: RecipeRequest) -> Subtrees:
-    """Return the wide path with hash buckets for the subtrees of all nodes; the more classes, the fewer buckets."""
+    """Return the wide path: a linear map of hashed subtrees, with fewer hash buckets for more classes."""
     target = build_task(request.task, request.data).target.name  # type: ignore[attr-defined]
     targets = {row[target] for row in request.records.splits["train"] if isinstance(row[target], str)}
     return Subtrees(buckets=min(_BUCKETS, _OUTPUTS // max(1, len(targets))))

@@ -275,7 +275,7 @@ def check_kept(family: Family, config: Values, header: Header, factors: np.ndarr
 
 
 def _advice(key: str, value: Any) -> str:
-    """Return advice on the spec of a model whose ``config.json`` would have the activation that the file means."""
+    """Return advice to train a model with the activation that a GGUF file of this architecture implies, else ""."""
     ours = INWARD.get(value) if key in ("activation_function", "hidden_act", "hidden_activation") else None
     return f", or train a model whose activation is {ours!r}, as this file would mean" if ours else ""
 

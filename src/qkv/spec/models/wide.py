@@ -49,7 +49,7 @@ class WidePath(Part, slot=True):
         return self
 
     def of_texts(self, texts: Sequence[str]) -> Self:
-        """Return a copy for the texts of the training rows; by default unchanged."""
+        """Return a copy with room for as many texts of training rows, none longer; by default unchanged."""
         return self
 
     def of_both(self, first: Processor | None, second: Processor | None) -> Self:

@@ -53,9 +53,12 @@ class CaptioningTask(SignalToTextTask):
     metric = "cider"
 
     def completed(self, recipe: Recipe, records: Records) -> Recipe:
-        recipe, rows = super().completed(recipe, records), records.splits[TRAIN]
-        texts = [text_in(rows[i], "target") for i in spread(len(rows))]
-        return recipe.changed(wide=recipe.wide and recipe.wide.of_texts(texts))
+        recipe = super().completed(recipe, records)
+        if recipe.wide is None:
+            return recipe
+        texts = sorted((text_in(row, "target") for row in records.splits[TRAIN]), key=lambda text: -len(text.encode()))
+        longest = texts[: len(spread(len(texts)))]  # which rows are kept is known when all of them are read
+        return recipe.changed(wide=recipe.wide.of_texts(longest))
 
     def write(
         self,
