@@ -85,6 +85,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
         "experts in MXFP4",
         "in Q4_0",
     ),
+    "parallel": ("several processes beside one", "2 × 1", "1 × 2", "1 allreduce", "yes"),
     "pages": ("a decoding step", "1 × 40 + 1 × 3", "a row leaves", "4 requests that begin with the same 40 tokens"),
     "products": ("fp32 products, GFLOP/s", "MKL, packed", "oneDNN operator", "chosen", "inference"),
     "proteins": ("location of proteins", "most frequent location", "composition", "val"),

@@ -13,7 +13,7 @@ from tests.house.source import PACKAGE, Source, dotted_name, on_every, package, 
 
 import qkv
 
-BELOW_MODELS = ("system", "spec", "ops", "state", "layers", "mixers", "frontends")
+BELOW_MODELS = ("system", "spec", "ops", "state", "parallel", "layers", "mixers", "frontends")
 BELOW_TASKS = (*BELOW_MODELS, "models", "tokenizers", "data")
 BELOW_RUNS = (*BELOW_TASKS, "tasks", "generation", "costs", "interop", "report")
 BELOW_CHOOSING = (*BELOW_RUNS, "runs")
@@ -40,11 +40,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "theory": (*BELOW_CHOOSING, "lens"),
     "choosing": BELOW_CHOOSING,
     "training": BELOW_TRAINING,
-    "distributed": BELOW_TRAINING,
+    "parallel": ("system", "spec", "ops", "state", "layers"),
     "comparison": (*BELOW_TRAINING, "training"),
     "serving": (*BELOW_TRAINING, "training"),
     "api": (*BELOW_TRAINING, "training", "comparison"),
-    "cli": (*BELOW_TRAINING, "theory", "training", "distributed", "comparison", "serving", "api"),
+    "cli": (*BELOW_TRAINING, "theory", "training", "comparison", "serving", "api"),
     "": (*BELOW_TRAINING, "training", "api"),
 }
 """Which rooms a room may import besides itself; "" is the public surface, the files directly in ``qkv``."""

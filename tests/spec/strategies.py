@@ -20,6 +20,7 @@ from qkv.spec.files.plain import is_slot
 from qkv.spec.masks import Causal, Mask
 from qkv.spec.model import Block, Model
 from qkv.spec.recipe import Recipe
+from qkv.spec.recipes.parallel import Parallel
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     [
@@ -115,6 +116,8 @@ def _fields(spec: type[Spec], depth: int) -> SearchStrategy[dict[str, Any]]:
     if spec is Recipe:  # most tasks read something
         needed["data"] = chosen.pop("data")
         chosen["format"] = st.just(FORMAT)
+    if spec is Parallel:  # positions are not divided yet
+        chosen["context"] = st.just(1)
     if spec is Data:
         needed["source"] = TEXT.filter(bool)
     return st.fixed_dictionaries(needed, optional=chosen)

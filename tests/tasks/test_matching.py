@@ -26,7 +26,7 @@ from qkv.spec.tasks import Matching
 from qkv.system.errors import UserError
 from qkv.tasks.metrics.retrieval_metrics import both_ways, ranks
 from qkv.tasks.registry import build_task
-from qkv.training.joint import joint_backward
+from qkv.training.steps.joint import joint_backward
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 40, 220), "white": (250, 250, 250)}
 SHAPES = ("square", "bar", "frame")

@@ -47,13 +47,13 @@ def test_a_signal_finishes_the_step_and_saves(
 def test_a_signal_during_validation_leaves_it_for_the_next_start(
     text: Path, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = loop.measure
+    real = loop.measured
 
     def interrupted(*args: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         return real(*args)
 
-    monkeypatch.setattr(loop, "measure", interrupted)
+    monkeypatch.setattr(loop, "measured", interrupted)
     recipe = small_recipe(text, STEPS)
     with pytest.raises(Interrupted):
         train(recipe, tmp_path / "run", on_event=ignore)

@@ -134,12 +134,12 @@ def test_two_processes_decide_alike_whatever_their_clocks_and_timings_say(decisi
 
 @pytest.mark.slow
 def test_a_signal_to_one_process_stops_both_after_the_same_step(decisions: list[dict[str, Any]]) -> None:
-    """And the run goes on to the weights that the first process finds alone, without interruption."""
+    """And the run goes on to its end; ``tests/parallel`` compares its weights with those of one process."""
     for decided in decisions:
         assert (decided["cut"]["steps"], decided["cut"]["signal"]) == (CUT, "SIGTERM")
         assert f"stopped by SIGTERM after step {CUT}" in decided["cut"]["message"]
     assert decisions[1]["resumed"]["steps"] == decisions[0]["alone"]["steps"] > CUT
-    assert decisions[1]["resumed"]["weights"] == decisions[0]["alone"]["weights"]
+    assert decisions[1]["resumed"]["weights"] == decisions[0]["resumed"]["weights"] != ""
 
 
 @pytest.mark.slow

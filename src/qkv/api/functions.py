@@ -26,6 +26,7 @@ from qkv.spec.model import Model
 from qkv.spec.recipe import Recipe
 from qkv.system.errors import UserError
 from qkv.system.torch_settings import with_usual_settings
+from qkv.system.world import ALONE, World
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,6 +61,7 @@ def train(
     start: str | Path | None = None,
     adapt: str | None = None,
     minutes: float | None = None,
+    world: World = ALONE,
     **data: Any,
 ) -> Run:
     """Train a model, or resume the run in the folder ``out``; return the run with its best weights.
@@ -77,13 +79,14 @@ def train(
     resumed and evaluated later. The default folder is named after the task and the data, and the same call resumes the
     run. Rows that cannot be used are refused; ``bad_rows="skip"`` leaves them out.
 
-    With a recipe, ``data=``, in memory or a file, replaces the recipe's own data.
+    With a recipe, ``data=``, in memory or a file, replaces the recipe's own data. ``world``: the processes that train
+    together, each of which calls this function.
 
     See ``qkv.training.loop.train`` for resuming, signals, events and exceptions.
     """
     from qkv.training import clock
 
-    run_training = partial(_train_in, resume=resume, on_event=on_event, began=clock.seconds())
+    run_training = partial(_train_in, resume=resume, on_event=on_event, began=clock.seconds(), world=world)
     from qkv.data.reading import one_reading
 
     overrides = [*overrides, *([] if minutes is None else [f"training.minutes={minutes}"])]
@@ -102,18 +105,21 @@ def train(
         chosen, data = split_settings(task, data)
         overrides, task, data = [*chosen, *overrides], task_named(task), data_fields(task, data)
     with one_reading(), training_files(recipe, task, place_of(out, quick), data) as (source, place, fields):
-        run_recipe, folder = find_recipe(source, overrides, quick, place, resume, task, start, adapt, **fields)
+        run_recipe, folder = world.lead(
+            lambda: find_recipe(source, overrides, quick, place, resume, task, start, adapt, **fields)
+        )
         return run_training(run_recipe, folder)
 
 
-def _train_in(recipe: Recipe, folder: Path, resume: bool, on_event: OnEvent | None, began: float) -> Run:
+def _train_in(recipe: Recipe, folder: Path, resume: bool, on_event: OnEvent | None, began: float, world: World) -> Run:
     """Report the event ``Prepared``, then train ``recipe`` in ``folder``."""
     from qkv.training.loop import train as train_run
     from qkv.training.watch.events import Prepared
 
     if on_event is not None:
         on_event(Prepared(recipe, folder))
-    return train_run(recipe, folder, resume, on_event, began)
+    world.barrier()  # the first process may have moved an existing run aside
+    return train_run(recipe, folder, resume, on_event, began, world)
 
 
 @with_usual_settings

@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from qkv.parallel.meeting import report_failure
 from qkv.spec.extension.imports import VARIABLE, add_to_variable, import_parts, imported_line
 from qkv.system.errors import UserError, nearest
 from qkv.training.interrupt import Interrupted
@@ -104,7 +105,7 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        return _say(str(error), 2)
+        return _say(str(error), error.code)
     except Interrupted as stopped:
         return _say(str(stopped), 128 + stopped.number)
     except KeyboardInterrupt:
@@ -148,8 +149,9 @@ def _note(
 
 def _say(sentence: str, code: int) -> int:
     line = " ".join(word if len(word) <= _LONGEST_WORD else f"{word[:80]}…{word[-20:]}" for word in sentence.split())
+    line = report_failure(line)
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"qkv: {line}\n")
+        sys.stderr.write(f"qkv: {line}\n" if line else "")
     return code
 
 
@@ -181,7 +183,7 @@ def _run(args: list[str]) -> int:
     if any(name.endswith("QKV_COMPLETE") for name in os.environ):
         command.main(args, prog_name="qkv")
     try:
-        with command.make_context("qkv", args or ["--help"]) as context:
+        with command.make_context("qkv", args or ["--help"], obj=list(args)) as context:
             command.invoke(context)
     except typer.Exit as done:
         return done.exit_code

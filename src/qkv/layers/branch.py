@@ -64,6 +64,12 @@ class Branch(Observable, Declared):
         """
         return with_loss(y, self.loss_share * loss)
 
+    def tallies(self) -> list[Tensor]:
+        """Return tensors that count over the rows of a step, for ``after_step``; processes that divide the rows add
+        theirs.
+        """
+        return []
+
     def after_step(self) -> None:
         """Update values that the branch adapts without the optimiser; called after each training step."""
 

@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from qkv.layers.signal import WIDE as WIDE
 from qkv.layers.signal import Signal
-
-WIDE = "wide"
-"""Name of the input that a wide path reads, in ``Signal.inputs``."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -39,4 +39,5 @@ class Graph:
 class GraphSignal(Signal):
     """Rows of nodes. graph: edges between them; None for sets of nodes without edges."""
 
+    by_rows: ClassVar[bool] = False
     graph: Graph | None = None

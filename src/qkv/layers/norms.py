@@ -16,6 +16,9 @@ from qkv.spec.register import implementation, implements
 class Norm(Observable, nn.Module):
     """Base class of normalisation layers, called with x (B, N, D) and the context, from which some read the padding."""
 
+    over_batch = False
+    """True if the rows of a batch are normalised together in training."""
+
     def forward(self, x: Tensor, context: Context) -> Tensor:
         raise NotImplementedError
 
@@ -126,6 +129,7 @@ class BatchNorm(Norm):
     In evaluation mode running statistics are used (Ioffe & Szegedy 2015).
     """
 
+    over_batch = True
     running_mean: Tensor
     running_var: Tensor
 

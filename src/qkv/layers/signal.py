@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+
+WIDE = "wide"
+"""Name of the input that a wide path reads, in ``Signal.inputs``; it has one entry per row."""
 
 
 def placeholder(index: int, count: int, content: int = 0) -> int:
@@ -38,6 +41,9 @@ class Signal:
     All but values and visible are int64 or int32. Subclasses add fields that only some signals have, such as edges or
     times; a front end converts its input to the subclass that it reads by ``of``.
     """
+
+    by_rows: ClassVar[bool] = True
+    """True if all fields have one entry per row, or one for all rows, so that rows can be taken out."""
 
     values: Tensor
     lengths: Tensor | None = None
@@ -73,6 +79,19 @@ class Signal:
     def num_rows(self) -> int:
         """Number of rows, B."""
         return self.values.shape[0]
+
+    def some_rows(self, first: int, last: int) -> Self | None:
+        """Return rows ``first`` to ``last`` (excluded) as views; None if rows cannot be taken out of this signal."""
+        if not self.by_rows or (self.inputs or {}).keys() - {WIDE}:
+            return None
+        inputs = self.inputs and {name: signal.some_rows(first, last) for name, signal in self.inputs.items()}
+        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "inputs"}
+        cut = {
+            name: value[first:last]
+            for name, value in tensors.items()
+            if isinstance(value, Tensor) and len(value) == self.num_rows
+        }
+        return replace(self, inputs=inputs, **cut)
 
     def unpadded(self, vectors: Tensor) -> Tensor:
         """Select the vectors (M, D) at unpadded positions, row by row, from ``vectors`` (B, N, D)."""

@@ -297,10 +297,19 @@ class Transformer(Stack):
             *self.branches,
         ]
 
+    @property
+    def every_block(self) -> list[nn.Module]:
+        """Blocks of all stacks."""
+        return [block for layered in (*self._beside, self) for block in layered.blocks]
+
     def share_losses(self, share: float) -> None:
         """Set the next batch's share of a training step's targets, which weights auxiliary losses of branches."""
         for branch in self.every_branch:
             branch.loss_share = share
+
+    def tallies(self) -> list[Tensor]:
+        """Return the tensors in which branches count over the rows of a step."""
+        return [tally for branch in self.every_branch for tally in branch.tallies()]
 
     def after_step(self) -> None:
         """Let branches adapt to the batches of a training step. Call it after the optimiser's step."""

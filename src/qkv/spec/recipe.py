@@ -19,6 +19,7 @@ from qkv.spec.models.quantization import Quantization
 from qkv.spec.models.start import RandomStart, Start
 from qkv.spec.models.wide import WidePath
 from qkv.spec.processors import Processor
+from qkv.spec.recipes.parallel import Parallel
 from qkv.spec.recipes.results import Published, Reached, Result, Typed, reached
 from qkv.spec.tasks import NextToken, Reads, Task
 from qkv.spec.training import Training
@@ -50,6 +51,9 @@ class Recipe(Spec):
     )
     task: Task = NextToken()
     training: Training = Training()
+    parallel: Parallel = Field(
+        default=Parallel(), description="how the processes of 'qkv train --nproc N', or of torchrun, share the work"
+    )
     sample: Generation = Generation(max_new_tokens=200, temperature=0.8, seed=1)
     quantized: Quantization | None = Field(
         default=None,

@@ -12,6 +12,8 @@ MOST_OF_A_WORD, MOST_OF_A_SENTENCE = 400, 2000
 class UserError(ValueError):
     """Invalid input. The message is one sentence for the user; the command line prints it and exits with code 2."""
 
+    code = 2
+
     def __init__(self, sentence: str):
         words = (
             clipped(word, MOST_OF_A_WORD) for word in re.split(r"(\s+)", clipped(sentence, 10 * MOST_OF_A_SENTENCE))

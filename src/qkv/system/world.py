@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from qkv.system.errors import UserError
@@ -47,6 +48,10 @@ class World:
         """Return the sums of ``values`` over all processes, element by element; exact for integers up to 2^53."""
         return values
 
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes, in the order of their ranks."""
+        return [value]
+
     def barrier(self) -> None:
         """Wait until all processes have made this call."""
 
@@ -62,8 +67,9 @@ class ProcessGroupWorld(World):
     with the collectives of training.
     """
 
-    def __init__(self, mesh: Mapping[str, int] | None = None):
-        """``mesh``: sizes of the axes by name; None for one axis "replicate" of all processes.
+    def __init__(self, mesh: Mapping[str, int] | None = None, timeout: float | None = None):
+        """``mesh``: sizes of the axes by name; None for one axis "replicate" of all processes.   ``timeout``: seconds
+        after which an exchange fails that not all processes make; None for torch's default.
 
         Raises ``UserError`` if there is no process group, or if the sizes do not multiply to the number of processes.
         """
@@ -78,7 +84,8 @@ class ProcessGroupWorld(World):
             raise UserError(
                 f"mesh: {self.mesh} is for {math.prod(self.mesh.values())} processes, but there are {self.size}"
             )
-        self._group = dist.new_group(backend="gloo")
+        limit = None if timeout is None else timedelta(seconds=timeout)
+        self._group = dist.new_group(backend="gloo", timeout=limit)
 
     def agree(self, value: T) -> T:
         """Broadcast ``value`` from the first process, by pickle; return it in all processes."""
@@ -108,6 +115,12 @@ class ProcessGroupWorld(World):
         total = torch.tensor(values, dtype=torch.float64)
         self._distributed.all_reduce(total, group=self._group)
         return total.tolist()  # type: ignore[no-any-return]
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all processes by pickle, in the order of their ranks."""
+        values: list[Any] = [None] * self.size
+        self._distributed.all_gather_object(values, value, group=self._group)
+        return values
 
     def barrier(self) -> None:
         """Wait until all processes have made this call."""

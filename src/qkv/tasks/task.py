@@ -147,6 +147,10 @@ class Task(ABC):
     """True if predictions are for a whole table, such as the future of a series, not for each row."""
     couples_rows: ClassVar[bool] = False
     """True if the loss compares the rows of a batch with each other, see ``row_outputs``."""
+    adds_rows: ClassVar[bool] = True
+    """True if the loss of a batch is the sum of the losses of its rows, so that processes can divide the rows."""
+    row_extras: ClassVar[tuple[str, ...]] = ()
+    """Names of the tensors with one entry per row in the extras of training batches."""
     generates_images: ClassVar[bool] = False
     """True if the model generates images, see ``images``."""
     temperature: float = 1.0

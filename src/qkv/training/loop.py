@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_
 
-from qkv.costs.counting.losses import backward
 from qkv.data.batching.batch import Batch
 from qkv.data.corpora.corpus import VALIDATION
 from qkv.data.reading import one_reading
@@ -23,9 +22,10 @@ from qkv.models.edit.adapt import rate_factors
 from qkv.models.wide import num_parameters
 from qkv.ops.linear.precision import autocast
 from qkv.ops.selection.choices import ChoiceTable, using
+from qkv.parallel.mesh import arrange
+from qkv.parallel.shards import whole
 from qkv.report.evaluation import ERRORS
 from qkv.report.training import Status
-from qkv.runs.evaluation import measure
 from qkv.runs.metrics import TAKEN, is_planned
 from qkv.runs.run import Run
 from qkv.runs.storage.checkpoint import Checkpoint, save_weights, weights
@@ -42,12 +42,12 @@ from qkv.training import clock, random_state
 from qkv.training.budget import Budget
 from qkv.training.final import best_weights, evaluate_best
 from qkv.training.interrupt import Interrupted, StopNow, StopRequest
-from qkv.training.joint import joint_backward
 from qkv.training.optim.optimisers import build_optimizer
 from qkv.training.optim.schedules import multiplier
 from qkv.training.race import heats
 from qkv.training.rehearsal import rehearse
 from qkv.training.setup import Setup, prepare
+from qkv.training.steps.divided import gradients_of, measured
 from qkv.training.usage import counted
 from qkv.training.watch.events import Ended, Event, Notice, OnEvent, Sampled, Saved, Started, Stepped, Validated
 from qkv.training.watch.progress import RunProgress
@@ -82,11 +82,13 @@ class Trainer:
         self.setup, self.world, self.tell, self.evaluates = setup, setup.world, tell, evaluates
         self.budget = Budget(setup, checkpoint.state.get("plan") if checkpoint else None)
         self.model = setup.model
-        self.model.recompute_blocks(self.training.recompute)
-        self.optimizer = build_optimizer(self.training.optimizer, self.model)
+        self.gradients = gradients_of(setup)
+        trained = self.gradients.model
+        trained.recompute_blocks(self.training.recompute)
+        self.optimizer = build_optimizer(self.training.optimizer, trained)
         if self.training.rates:
             self.optimizer.scale_rates(
-                rate_factors(self.training.rates, [name for name, _ in self.model.named_parameters()])
+                rate_factors(self.training.rates, [name for name, _ in trained.named_parameters()])
             )
         self._parameters = list(self.optimizer.names)
         self.gauge = Gauge(self.model, setup.task, self.optimizer.names, self.training.precision)
@@ -170,6 +172,7 @@ class Trainer:
     def _set_out(self) -> None:
         """Compile the model and plan the number of steps, if the recipe requires them."""
         self.model.train()
+        self.gradients.model.train()
         if self.training.compile:
             self._choose_paths()
             self.loss = torch.compile(self.setup.task.summed_loss)
@@ -214,7 +217,7 @@ class Trainer:
     def _update(self) -> None:
         """Make one update, add it to the counters and send the event ``Stepped``."""
         began, step = clock.seconds(), self.now.step + 1
-        if self.world.first:
+        if self.world.first and self.gradients.model is self.model:  # in shards, gradients are in several processes
             self.gauge.begin(step, self.steps, self._seconds())
         steps, loss, size, rate, batches = self.steps, *self.descend(step, self._accepts)
         count = sum(batch.num_targets for batch in batches)
@@ -255,13 +258,9 @@ class Trainer:
         """
         training, batches = self.training, self._batches(step)
         count = sum(batch.num_targets for batch in batches)
-        precision = autocast(training.precision, self.setup.device)
-        if self.setup.task.couples_rows and len(batches) > 1:
-            nats = joint_backward(self.model, self.setup.task, batches, max(1, count), precision)
-        else:
-            nats = backward(self.model, self.loss, batches, max(1, count), precision)
-        norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
-        loss, size = self.world.agree(torch.stack((nats / max(1, count), norm)).tolist())
+        nats = self.gradients.compute(self.loss, batches, autocast(training.precision, self.setup.device))
+        norm = self.gradients.norm()
+        loss, size = self.world.agree(torch.stack((nats / max(1, count), whole(norm))).tolist())
         rate = multiplier(training.schedule, step, self.budget.stage(step - 1).steps, self.setup.recipe.model.width)
         self.gauge.gradients()
         if not accepts(step, loss if math.isfinite(size) else size):
@@ -273,7 +272,7 @@ class Trainer:
             clip_grads_with_norm_(self._parameters, training.clip_norm, norm)
         with self.gauge.updating():
             self.optimizer.step(rate)
-        self.model.after_step()
+        self.gradients.model.after_step()
         self.optimizer.zero_grad()
         return loss, size, rate, batches
 
@@ -315,8 +314,9 @@ class Trainer:
             self.record.report_now_and_then(self.done)
 
     def _validate(self, stop: StopRequest) -> bool:
+        self.gradients.gather()
         batches = self.setup.dataset.rows(VALIDATION, self.training.validation.batches)
-        totals = measure(self.model, self.setup.task, batches, self.training.precision, lambda: bool(stop))
+        totals = measured(self.setup, batches, lambda: bool(stop))
         if totals is None:
             return False
         figures = self.world.agree(self.setup.task.figures(totals, self.setup.dataset.scale()))
@@ -365,6 +365,7 @@ class Trainer:
 
     def _sample(self, stop: StopRequest) -> None:
         began = clock.seconds()
+        self.gradients.gather()
         try:
             with stop.at_once():
                 text = self.setup.task.sample(self.model, self.setup.dataset, self.setup.recipe)
@@ -392,6 +393,7 @@ class Trainer:
         """Write a checkpoint from which the run can resume, after flushing the metrics to disk."""
         began = clock.seconds()
         self.record.flush()
+        self.gradients.gather()
         tensors = {
             "weights": weights(self.model, self.setup.task.wide),
             "optimizer": self.optimizer.state_dict(),
@@ -408,6 +410,7 @@ class Trainer:
         """Find the part of the model where a non-finite loss or gradient norm ``size`` arises, report it, and raise
         UserError. The checkpoints are kept.
         """
+        self.gradients.gather()
         self._batches(step)  # restore the step's random state, so that dropout is the same
         ill = diagnose(self.model, self.setup.task, batches, self.training.precision)
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {size}"
@@ -445,6 +448,7 @@ class Trainer:
         training resumes.
         """
         if not self.world.lead((self.setup.folder / WEIGHTS).exists):
+            self.gradients.gather()
             self.save_best()  # no held-out loss was finite
         if self.owes_evaluation and not evaluate_best(self.setup, self.tell, stop):
             self._end("stopped", f"stopped by {stop} during the final evaluation; the same command resumes it")
@@ -478,7 +482,7 @@ def train(
     resume: False raises ``UserError`` if ``out`` already holds a run.   on_event: called with each event of
     ``qkv.training.watch.events``; None shows a progress line on standard error, in the first process.   since: time on
     ``qkv.training.clock`` from which a budget of minutes counts; None for now.   world: the processes that train the
-    run; each of them calls this function. They make the same steps on the same batches and take the same decisions;
+    run; each of them calls this function. They divide the rows of each batch, and make the same steps and decisions;
     only the first writes into the folder, which all must be able to read.
 
     Raises UserError if recipe, text, folder or checkpoint is unusable, the disk is full, or a loss is not finite.
@@ -487,6 +491,7 @@ def train(
         with Show() as show:
             return train(recipe, out, resume, show if world.first else _ignore, since, world)
     folder, began = Path(out), clock.seconds() if since is None else since
+    arrange(world, recipe.parallel)
 
     def train_heat(recipe: Recipe, place: Path, tell: OnEvent) -> Run:
         with locked(place, world):

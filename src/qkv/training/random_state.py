@@ -62,7 +62,16 @@ def seeded(seed: int) -> Iterator[None]:
 
 def seed_step(seed: int, step: int, device: torch.device) -> None:
     """Seed torch's generators for one update; the seed depends only on (seed, step)."""
-    number = mix(seed, step)
+    _seed(mix(seed, step), device)
+
+
+def seed_process(index: int, device: torch.device) -> None:
+    """Seed torch's generators again, for process ``index`` of an update; the first process keeps its random numbers."""
+    if index:
+        _seed(mix(torch.initial_seed(), index), device)
+
+
+def _seed(number: int, device: torch.device) -> None:
     # Not torch.manual_seed, which queries every device type and takes 0.1 ms.
     torch.default_generator.manual_seed(number)
     if device.type != "cpu":

@@ -30,6 +30,7 @@ from qkv.training import clock, random_state
 from qkv.training.optim.optimisers import Optimizer
 from qkv.training.plan import Costs
 from qkv.training.setup import Setup
+from qkv.training.steps.gradients import StepGradient
 from qkv.training.watch.progress import RunProgress
 
 _SHARE, _LONGEST = 0.02, 6.0
@@ -51,6 +52,7 @@ class Rehearsed(Protocol):
     setup: Setup
     world: World
     now: RunProgress
+    gradients: StepGradient
     evaluates: bool
     """True if the run ends with a final evaluation."""
 
@@ -78,14 +80,14 @@ def rehearse(trainer: Rehearsed) -> Costs:
             step,
             _validation(trainer),
             _sample(trainer),
-            *trainer.world.lead(lambda: _files(trainer)),
+            *_files(trainer),
             _evaluations(trainer),
         )
 
 
 @contextmanager
 def _as_it_was(trainer: Rehearsed) -> Iterator[None]:
-    tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
+    tensors = [*trainer.gradients.model.parameters(), *trainer.gradients.model.buffers()]
     copies = [tensor.detach().clone() for tensor in tensors]
     remembered = {name: tensor.clone() for name, tensor in trainer.optimizer.state_dict().items()}
     generators = random_state.capture()
@@ -98,6 +100,7 @@ def _as_it_was(trainer: Rehearsed) -> Iterator[None]:
         trainer.optimizer.zero_grad()
         trainer.optimizer.load_state_dict(remembered)
         random_state.restore(generators)
+        trainer.gradients.model.train()
         trainer.model.train()
 
 
@@ -156,10 +159,13 @@ def _files(trainer: Rehearsed) -> tuple[float, float]:
         with clear_errors(str(path)):
             write_tensors(path, tensors, {})
 
-    try:
-        best = _seconds(write)
-    finally:
-        path.unlink(missing_ok=True)
+    def measured() -> float:
+        try:
+            return _seconds(write)
+        finally:
+            path.unlink(missing_ok=True)
+
+    best = trainer.world.lead(measured)
     size = sum(tensor.nbytes for tensor in tensors.values())
     remembered = sum(tensor.nbytes for tensor in trainer.optimizer.state_dict().values())
     return best * (size + remembered) / max(1, size), best

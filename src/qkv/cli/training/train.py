@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -11,8 +11,10 @@ from qkv.choosing.verbs import VERBS
 from qkv.cli.shared.columns import column_options
 from qkv.cli.shared.train_help import Command as Command
 from qkv.cli.shared.verbs import FINETUNE, TableOptions, refuse_without_verb, table_of
+from qkv.parallel.meeting import joined, rank_of_process
 from qkv.spec.extension.imports import imports_given
 from qkv.system.errors import UserError
+from qkv.system.world import ALONE
 
 if TYPE_CHECKING:
     from qkv.runs.run import Run
@@ -23,6 +25,7 @@ qkv train my.txt --minutes 2
 qkv train char_shakespeare_cpu --quick
 qkv train recipe.yaml model.blocks.mixer.num_heads=8 training.steps=500 --out runs/eight
 qkv train runs/eight                  resume a run
+qkv train recipe.yaml --nproc 4       in four processes
 qkv train classify --data mine.csv --text review --label stars
 qkv train classify --data photos/
 qkv train multilabel --data mine.csv --text summary --labels genres
@@ -53,6 +56,19 @@ _Minutes = Annotated[
     float | None, typer.Option(metavar="N", help="Time budget of the whole run; default: the recipe's.")
 ]
 _Fresh = Annotated[bool, typer.Option("--fresh", help="Move an existing run in the folder aside and start again.")]
+
+
+class ProcessOptions(NamedTuple):
+    """Options of the processes that train together."""
+
+    nproc: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of processes on this machine that share the training.")
+    ] = 1
+    timeout: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="End all processes if one does not answer for that long.")
+    ] = 600.0
+
+
 more_options = column_options
 """Options beside the parameters of the command: one for each column that a task or a registered processor reads."""
 
@@ -66,6 +82,8 @@ def train_command(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write event files for TensorBoard.")] = False,
     fresh: _Fresh = False,
     *,
+    context: typer.Context,
+    processes: ProcessOptions,
     table: TableOptions,
     **columns: str | None,
 ) -> None:
@@ -76,10 +94,22 @@ def train_command(
     forecast, edges, summarize, caption, match, compress, speak, chat, prefer, or finetune, which infers the task from
     the data. 'qkv train classify --help' lists options of a verb.
     """
+    if processes.nproc > 1 and rank_of_process()[1] == 1:
+        return _launch(context.obj, processes.nproc)
     changes = _changes(overrides or [], tensorboard, minutes)
-    _train(
-        recipe, {**table._asdict(), **columns}, {"overrides": changes, "quick": quick, "out": out, "resume": not fresh}
-    )
+    options = {"overrides": changes, "quick": quick, "out": out, "resume": not fresh}
+    with joined(processes.timeout) as world:
+        return _train(recipe, {**table._asdict(), **columns}, {**options, "world": world})
+
+
+def _launch(arguments: list[str], count: int) -> None:
+    """Run the command ``arguments`` in ``count`` processes. Raises ``typer.Exit`` with their exit code."""
+    from qkv.parallel.launch import launch
+
+    code, sentence = launch(arguments, count)
+    if sentence:
+        typer.echo(f"qkv: {sentence}", err=True)
+    raise typer.Exit(code)
 
 
 def _train(recipe: str, table: dict[str, Any], options: dict[str, Any]) -> None:
@@ -87,7 +117,7 @@ def _train(recipe: str, table: dict[str, Any], options: dict[str, Any]) -> None:
     from qkv.api.recipes import is_text
 
     is_data = recipe in (*VERBS, FINETUNE) or is_text(recipe)
-    if is_data:  # a recipe is read quickly, and its errors are shown without this line
+    if is_data and options["world"].first:  # a recipe is read quickly, and its errors are shown without this line
         say_start(table["data"] or recipe)
     source, arguments = _table(recipe, table, options["overrides"])
     train_and_tell(source, recipe, is_data, **arguments, **options)
@@ -139,6 +169,8 @@ def train_and_tell(source: Any, name: str, is_data: bool = False, **arguments: A
     from qkv.training.watch.events import Event, Prepared, Started
     from qkv.training.watch.show import Show
 
+    if not arguments.get("world", ALONE).first:
+        return train(source, on_event=lambda event: None, **arguments)
     notes = list[str]()
 
     def tell(event: Event) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -65,6 +65,23 @@ class Batch:
         signals = {name: signal.to(device) for name, signal in self.signals.items()}
         extras = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in self.extras.items()}
         return replace(self, signals=signals, targets=self.targets.to(device), extras=extras)
+
+    def part(self, index: int, count: int, extras: Collection[str] = ()) -> Self | None:
+        """Return part ``index`` of ``count`` parts of the rows, whose sizes differ by at most one; the part has no rows
+        if there are fewer rows than parts.
+
+        extras: names of the tensors among the extras with one entry per row. None if the rows of this batch cannot be
+        taken out: if they share edges, named inputs or other extras.
+        """
+        rows = self.input.num_rows
+        first, last = rows * index // count, rows * (index + 1) // count
+        signals = {name: signal.some_rows(first, last) for name, signal in self.signals.items()}
+        several = {name for name, value in self.extras.items() if isinstance(value, Tensor) and value.dim()}
+        if None in signals.values() or not several <= set(extras) or len(self.targets) != rows:
+            return None
+        cut = {name: value[first:last] if name in several else value for name, value in self.extras.items()}
+        targets = None if self.count is None else round(self.count * (last - first) / rows)
+        return replace(self, signals=signals, targets=self.targets[first:last], extras=cut, count=targets)
 
     @property
     def num_targets(self) -> int:

@@ -37,6 +37,10 @@ class Balance(nn.Module):
         """
         return None
 
+    def tallies(self) -> list[Tensor]:
+        """Return tensors that count over the rows of a step, for ``after_step``."""
+        return []
+
     def after_step(self) -> None:
         """Update what the method adapts without gradients, such as biases; called after each training step."""
 
@@ -76,6 +80,9 @@ class BalanceBias(Balance):
 
     def of_batch(self, scores: Tensor, chosen: Tensor, valid: Tensor | None) -> None:
         self.load += load(chosen, self.num_experts, valid)
+
+    def tallies(self) -> list[Tensor]:
+        return [self.load]
 
     def after_step(self) -> None:
         self.bias += self.rate * (self.load.mean() - self.load).sign()
@@ -154,6 +161,9 @@ class MixtureOfExperts(Branch):
         if self.part.normalises:
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
         return self.part.scale * weights
+
+    def tallies(self) -> list[Tensor]:
+        return self.balance.tallies()
 
     def after_step(self) -> None:
         if any(p.requires_grad for p in self.router.parameters()):  # a frozen router must select the same experts

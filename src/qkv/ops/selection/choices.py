@@ -7,7 +7,8 @@ shares one table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -71,6 +72,22 @@ class ChoiceTable:
             choice = self._world.agree(_measured(op, case, decide, among)) if among else decide()
             self.choices[op, case] = choice
         return choice
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Return a context manager in which each process decides alone, for work that differs between processes.
+
+        At its end all take the choices that the others made; of one case, that of the first process that met it.
+        """
+        world, before = self._world, len(self.choices)
+        self._world = ALONE
+        try:
+            yield
+        finally:
+            self._world = world
+        if world.size > 1 and world.sum([len(self.choices) - before])[0]:
+            for choices in reversed(world.gather(list(self.choices.items())[before:])):
+                self.choices.update(choices)
 
     def snapshot(self) -> list[dict[str, object]]:
         """Return all choices as plain data, for ``restore``."""

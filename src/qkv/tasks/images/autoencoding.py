@@ -51,6 +51,7 @@ class Reconstructed(NamedTuple):
 class AutoencodingTask(SignalTask):
     """Autoencoding of images: loss (pixel - reconstruction)² + β (z - code)², both as means over their values."""
 
+    adds_rows = False  # its loss has means over the batch
     loss_unit = "a pixel"
     metric = "mse"
 

@@ -47,7 +47,7 @@ class MatchingTask(ExampleTask):
     loss_unit = "nats a row"
     evaluates = True
     metric = "recall_1"
-    couples_rows = True
+    couples_rows, adds_rows = True, False
 
     def __init__(self, spec: Any):
         super().__init__(spec)

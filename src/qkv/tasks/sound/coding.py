@@ -66,6 +66,7 @@ class BitRate(NamedTuple):
 class SoundCodingTask(SignalTask):
     """Autoencoding of sound: loss wave · relative error + mel · mel distance + the quantizer's loss, per sample."""
 
+    adds_rows = False  # its loss has means over the batch
     loss_unit = "a sample"
     metric = "mel_distance"
     spec: Autoencoding

@@ -62,6 +62,7 @@ class ContrastivePretrainingTask(ExampleTask):
 
     loss_unit = "nats a masked position"
     next_command = "qkv train transcribe --data clips.csv --from {run}"
+    adds_rows = False  # wrong candidates come from all rows
     evaluates = True
     metric = "accuracy"
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qkv.ops.orthogonal.choose import orthogonal
+from qkv.parallel.shards import like, whole
 from qkv.spec.training import Muon as MuonSpec
 
 # Maximum number of elements of a matrix that is stacked with others. Products of larger matrices already use all
@@ -24,6 +25,8 @@ _STACKED = 1 << 18
 class Muon(torch.optim.Optimizer):
     """Optimiser Muon for matrices (A, B). Matrices of equal shape are orthogonalised as one batch, which is faster for
     small models.
+
+    Of a matrix in shards, every process gathers the momentum and orthogonalises all of it.
     """
 
     def __init__(self, parameters: Iterable[Tensor], spec: MuonSpec):
@@ -44,10 +47,10 @@ class Muon(torch.optim.Optimizer):
 
     def _update(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
         rate, decay = group["lr"], group["weight_decay"]
-        updates = [self._momentum(p, group) for p in matrices]
+        updates = [whole(self._momentum(p, group)) for p in matrices]
         for p, update in zip(matrices, _orthogonal(updates), strict=True):
             p.mul_(1 - rate * decay)
-            p.add_(update, alpha=-rate * math.sqrt(max(1.0, p.shape[0] / p.shape[1])))
+            p.add_(like(update, p), alpha=-rate * math.sqrt(max(1.0, p.shape[0] / p.shape[1])))
 
     def _momentum(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
         """Update the momentum M of a parameter and return its update U, before orthogonalisation."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.layers.branch import matrices
+from qkv.parallel.shards import like, whole
 from qkv.spec.register import implementation, implements
 from qkv.spec.training import AdamW
 from qkv.spec.training import Muon as MuonSpec
@@ -68,9 +69,11 @@ class Optimizer:
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the state tensors (such as moments) by name ``parameter/quantity``, without copying them."""
+        """Return the state tensors (such as moments) by name ``parameter/quantity``, without copying them; those in
+        shards are gathered, by all processes.
+        """
         return {
-            f"{self.names[parameter]}/{quantity}": value
+            f"{self.names[parameter]}/{quantity}": whole(value)
             for part in self.parts
             for parameter, remembered in part.state.items()
             for quantity, value in remembered.items()
@@ -104,7 +107,8 @@ class Optimizer:
                     f"the optimiser state {key!r} has the shape {list(tensor.shape)}, "
                     f"but its parameter has the shape {list(parameter.shape)}"
                 )
-            states.setdefault(parameter, {})[quantity] = tensor.to(parameter.device, copy=True)
+            moved = tensor.to(parameter.device, copy=True)
+            states.setdefault(parameter, {})[quantity] = like(moved, parameter) if tensor.dim() else moved
         for part in self.parts:
             part.state.clear()
         for parameter, remembered in states.items():
