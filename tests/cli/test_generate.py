@@ -351,7 +351,7 @@ def test_a_draft_prints_the_same_greedy_text(qkv: Call, run: Path) -> None:
     ("options", "sentence"),
     [
         (("--draft-tokens", 3), "--draft-tokens: it needs a draft model; name its run with --draft"),
-        (("--lookup", 3, "--draft-tokens", 3), "--draft-tokens: it needs a draft model; --lookup sets the number"),
+        (("--lookup", 3, "--draft-tokens", 3), "--draft-tokens: only a draft model uses it, and --lookup N"),
         (("--lookup", 3, "--draft", "RUN"), "--draft: tokens are proposed either by --lookup or by a draft model"),
         (("--lookup", 0), "--lookup: 0"),
         (("--draft", "RUN", "--draft-tokens", 0), "--draft-tokens: 0"),

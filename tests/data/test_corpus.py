@@ -286,7 +286,7 @@ def test_a_tokenizer_that_gives_no_ids_is_refused(tmp_path: Path) -> None:
     Tokenizer(tokenizers.Tokenizer(models.BPE(vocab={"q": 0}, merges=[]))).save(tmp_path / "tokenizer.json")
     with pytest.raises(
         UserError,
-        match=r"a split of '.*text\.txt', 480 characters long, gives no token; choose a tokenizer",
+        match=r"no token comes from the 480 characters of a split of '.*text\.txt'; choose a tokenizer",
     ):
         corpus_of(tmp_path, "x" * 640, tokenizer=schemes.TokenizerFile(path=str(tmp_path)))
 

@@ -9,8 +9,9 @@ from qkv.spec.recipe import Recipe
 
 
 def as_asked(recipe: Recipe, quick: bool, overrides: Iterable[str]) -> Recipe:
-    """Apply ``overrides`` to an automatic recipe, after its short form if ``quick``; also list the overrides in its
-    description.
+    """Apply ``overrides`` to an automatic recipe, and list them in its description.
+
+    ``quick``: first apply the overrides of the recipe's short form.
     """
     changes = list(overrides)
     result = override(recipe, [*(quick_form(recipe.quick) if quick else ()), *changes])

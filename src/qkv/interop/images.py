@@ -224,7 +224,7 @@ _ASKED = {
 
 
 def _resample(config: Config, default: int) -> str:
-    """Read the filter of a processor. Raises ``UserError`` for an unsupported one."""
+    """Read the resampling filter of an image processor. Raises ``UserError`` for an unsupported filter."""
     filtered = config.integer("resample", default)
     if filtered not in _RESAMPLE:
         names = ", ".join(f"{number} ({name})" for number, name in _RESAMPLE.items())

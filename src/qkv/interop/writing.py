@@ -65,7 +65,7 @@ class Said(NamedTuple):
 
     @property
     def config(self) -> Config:
-        """The settings with checked access."""
+        """Settings as a ``Config``, which checks the type of each value that it returns."""
         return Config(self.values, str(self.file))
 
 
@@ -82,7 +82,7 @@ def said_by(folder: Path, config: Config) -> Said:
 
 
 def going_on(folder: Path, tokenizer: Tokenizer | None, config: Config) -> Generation:
-    """Read the generation settings of a published decoder-only model: greedy unless ``do_sample`` is set.
+    """Read the generation settings of a published decoder-only model; decoding is greedy unless ``do_sample`` is set.
 
     Warns of unsupported settings.
     """
@@ -110,8 +110,9 @@ def going_on(folder: Path, tokenizer: Tokenizer | None, config: Config) -> Gener
 
 
 def settings_of_tasks(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read the settings in ``config.json`` that a published model has for several tasks, by the name of the task, such
-    as "summarization": generation settings, and ``prefix``, the text before every source.
+    """Read the settings of each task, such as "summarization", from the ``config.json`` of a published model.
+
+    They are generation settings, and ``prefix``, the text before every source.
     """
     file = folder / CONFIG
     named = read_json(file).get("task_specific_params") if file.is_file() else None
@@ -160,10 +161,11 @@ def beginning(folder: Path, config: Config) -> tuple[int, ...]:
 
 
 def transcript_beginning(folder: Path, config: Config) -> tuple[int, ...]:
-    """Return the ids that a transcript without timestamps begins with: those of the decoder, language and task.
+    """Return the ids that a transcript without timestamps begins with.
 
-    ``forced_decoder_ids`` names the latter, or, with several languages, ``language``, ``lang_to_id`` and ``task_to_id``
-    (Whisper); the default is English.
+    These are ``beginning``, the ids of language and task, and the id for "no timestamps". Language and task are those
+    of ``forced_decoder_ids``; else, in a model of several languages (Whisper), those of ``language``, ``lang_to_id``
+    and ``task_to_id``; the default is English.
     """
     values = Config({**config.values, **said_by(folder, config).values}, str(folder / GENERATION))
     forced = sorted(pair for pair in values.items("forced_decoder_ids") if None not in pair)

@@ -63,7 +63,7 @@ class TokenText(NamedTuple):
 
 
 def legend() -> Markup:
-    """Build the legend of a text of tokens."""
+    """Build the legend of texts that are shown token by token."""
     kinds = [tag("span", tag("span", kind, class_=kind), meaning.removeprefix(kind)) for kind, meaning in _meanings()]
     special = tag("span", tag("span", "boxed", class_="context special"), ": special token")
     return tag("p", *kinds, special, class_="tokens-legend")

@@ -43,7 +43,7 @@ class Frontend(Part, slot=True):
 
     @property
     def lengthens(self) -> bool:
-        """True if rows have more positions than values, because they are filled."""
+        """True if the front end pads each row with further positions, which the model reads."""
         return False
 
     @property

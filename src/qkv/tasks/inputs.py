@@ -232,7 +232,7 @@ class TextReader(InputReader, Truncation):
         self.begin = _begin(recipe, tokenizer)
 
     def batch(self, rows: Sequence[EncodedRow], targets: Tensor, count: int | None = None) -> Batch:
-        """Build a batch of several rows. The decoder of an encoder–decoder reads the text after ``begin``."""
+        """Build a batch of several rows. In an encoder–decoder, the decoder reads ``begin`` and then the same text."""
         if not self.begin:
             return super().batch(rows, targets, count)
         source, owners = self.signal(rows)

@@ -51,18 +51,18 @@ def unmarked(text: str) -> str:
 
 
 def open_ended(text: str) -> str:
-    """Return the text of a last message with a marker at its end, so that its rendering ends there."""
+    """Append a marker to the text of the last message, at which ``marked_text`` ends: the model continues this text."""
     return text + _CUT
 
 
 def _text_of(message: Mapping[str, Any]) -> str:
-    """Return the content of a message that is a text; "" for other contents, such as none."""
+    """Return the content of a message if it is a text, else ""."""
     content = message.get("content")
     return content if isinstance(content, str) else ""
 
 
 def _content_parts(text: str) -> list[dict[str, str]]:
-    """Return a text with markers of pictures as a list of parts, texts and pictures."""
+    """Split a text at its picture markers; return the texts and pictures as a list of content parts."""
     pieces = _PICTURE.split(text)
     parts = [{"type": "image"} if i % 2 else {"type": "text", "text": piece} for i, piece in enumerate(pieces)]
     return [part for part in parts if part.get("text", " ")] or [{"type": "text", "text": ""}]
@@ -134,7 +134,7 @@ class ChatTemplate:
     def picture_token(self) -> str | None:
         """Special token that the template writes for a picture, such as "<image>"; None if it writes none.
 
-        Of several, such as those around it, it is the one whose text contains "image".
+        If it writes several, such as one before and one after, the one whose text contains "image".
         """
         text = {"type": "text", "text": _ANSWER}
         with_picture, without = (self._try(parts) or "" for parts in ([{"type": "image"}, text], [text]))
@@ -143,7 +143,7 @@ class ChatTemplate:
         return named[0] if len(named) == 1 else None
 
     def _try(self, content: Any) -> str | None:
-        """Render a message of the user; None if the template refuses it."""
+        """Render one message of the user with this content; return None if the template refuses it."""
         try:
             return self._rendered(self._template, [{"role": "user", "content": content}], {})
         except UserError:
@@ -180,14 +180,14 @@ class ChatTemplate:
         return text.rpartition(_CUT)[0] if _CUT in text else text
 
     def encode_marked(self, text: str, spans: Sequence[Sequence[int]] = ()) -> list[int]:
-        """Tokenize a text of ``marked_text``. spans: as of ``ids``."""
+        """Tokenize a result of ``marked_text``. spans: see ``ids``."""
         reading, ids = self._tokenizer.reading_special, list[int]()
         for mark, begin, end in _parts(text):
             ids += self._ids_of_mark(*mark, spans) if mark else reading.encode(text[begin:end])
         return ids
 
     def encode_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Tokenize a text of ``marked_text``; return (ids, (begin, end) of the characters of each)."""
+        """Tokenize a result of ``marked_text``; return the ids, and (begin, end) of the characters of each id."""
         reading, ids, places = self._tokenizer.reading_special, list[int](), list[tuple[int, int]]()
         for mark, begin, end in _parts(text):
             if mark:
@@ -222,11 +222,11 @@ class ChatTemplate:
 
     @cached_property
     def _marking(self) -> jinja2.Template:
-        """The template with characters around generated text."""
+        """Template that writes one marker character before and one after each ``{% generation %}`` block."""
         return _environment(marks=True).from_string(self.source)
 
     def texts_of(self, ids: Collection[int]) -> list[str]:
-        """Texts of those ``ids`` that are read in texts as tokens of their own, whether special or not."""
+        """Return the texts of those ``ids`` that are added tokens, special or not."""
         added = self._tokenizer.core.get_added_tokens_decoder()
         return [added[index].content for index in ids if index in added]
 
@@ -254,8 +254,8 @@ class ChatTemplate:
         return self._reply(message, **variables).removeprefix(opening).removesuffix(closing).strip()
 
     def after_answer(self, **variables: Any) -> str:
-        """Render the text that the template writes after a short answer, the last message; all of its text if the
-        answer itself is not written. Raises ``UserError``.
+        """Render the text that the template writes after an answer that is the last message; all text if the template
+        does not write the answer. Raises ``UserError``.
         """
         return self._usual(**variables).rpartition(_ANSWER)[2]
 
@@ -311,7 +311,7 @@ class _Generation(Extension):
 
 
 class _MarkedGeneration(_Generation):
-    """The same with a character before and after its content."""
+    """Jinja block ``{% generation %}`` that writes one marker character before and one after its content."""
 
     def parse(self, parser: Any) -> list[nodes.Node]:
         return [_written(_OPEN), *super().parse(parser), _written(_CLOSE)]

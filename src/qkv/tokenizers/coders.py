@@ -70,8 +70,8 @@ class Units(NamedTuple):
 
 
 def _runs(space: str) -> Units:
-    """Return the regular expressions of a tokenizer that splits a text into runs of the characters ``space`` and
-    runs of other characters.
+    """Return the two expressions for a tokenizer whose units are runs of the characters ``space`` and runs of other
+    characters.
     """
     return Units(
         re.compile(f"[{space}]+|[^{space}]+"), re.compile(f"(?<=[^{space}])(?=[{space}])|(?<=[{space}])(?=[^{space}])")

@@ -85,7 +85,9 @@ def _one_of_each(model: Model) -> Model:
     from qkv.costs.cost import cost
 
     if not (model.frontend.reads_tokens and model.head.predicts_tokens):
-        raise UserError("'qkv why' tries language models, which read tokens and predict tokens; give a spec of one")
+        raise UserError(
+            "'qkv why' runs only language models: they read tokens and predict tokens; give the spec of one"
+        )
     frontend = model.frontend.changed(vocab_size=_VOCABULARY)
     small = model.changed(num_layers=len(model.blocks), frontend=frontend)
     parameters = cost(small).parameters

@@ -80,7 +80,9 @@ class SpeculationOptions(NamedTuple):
         if exclusive:
             raise UserError(f"{option}: {exclusive[0]} does not generate text token by token; leave one of the two out")
         if self.draft is None and self.draft_tokens is not None:
-            raise UserError("--draft-tokens: it needs a draft model; --lookup sets the number itself; leave it out")
+            raise UserError(
+                "--draft-tokens: only a draft model uses it, and --lookup N proposes N tokens; leave --draft-tokens out"
+            )
         return SpeculationSettings(self._spec(option), self.draft and run_or_published(self.draft), copy)
 
     def _spec(self, option: str) -> Speculation:

@@ -1,4 +1,4 @@
-"""Options of the command line that one parameter of a command holds: groups of options, and fields of a spec."""
+"""Several options of the command line as one parameter of a command: groups of options, and fields of a spec."""
 
 from __future__ import annotations
 

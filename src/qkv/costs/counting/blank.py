@@ -65,7 +65,7 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func in _READS:
         raise UserError(
             f"a part of the model reads values of a tensor ({func.overloadpacket.__name__}), "
-            "but costs are counted without values; if x.is_meta, compute with shapes only"
+            "but its tensors have no values while costs are counted; where x.is_meta is True, use only their shapes"
         )
     name = func.overloadpacket.__name__
     if name.endswith("_") and not name.endswith("__") and name not in _RESHAPES:

@@ -1,4 +1,4 @@
-"""Time steps of series, on the calendar or on a clock, and the positions of time stamps counted in steps."""
+"""Time steps of series, on the calendar or on a clock, and positions of time stamps as numbers of steps."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Step(NamedTuple):
         return [_seconds(_months_later(date, round(self.size) * i, self.day)) for i in range(1, count + 1)]
 
     def anchored(self, stamps: np.ndarray) -> Step:
-        """Set the day of the month of these stamps as ``day`` of a step of months; return other steps unchanged."""
+        """Return a step of months with the ``day`` on which these stamps lie; return other steps unchanged."""
         if self.unit != "months" or not len(stamps):
             return self
         return self._replace(day=month_day(stamps))
@@ -176,10 +176,10 @@ def _about_months(gaps: np.ndarray) -> Step | None:
 
 
 def working_days(stamps: np.ndarray) -> str | None:
-    """Return the weekdays that occur in daily stamps, as seven digits from Monday on; None if all occur or there is no
-    clear pattern.
+    """Return the weekdays that occur in daily stamps: seven digits from Monday on, 1 if the day occurs, else 0.
 
-    The stamps must span two weeks, and each weekday must occur in most of the weeks or never.
+    The stamps must span two weeks, and each weekday must occur in most of the weeks or never. None if all weekdays
+    occur, or if there is no such pattern.
     """
     if len(np.unique(stamps % DAY)) > 1:
         return None
@@ -222,10 +222,9 @@ def calendar(stamps: np.ndarray) -> np.ndarray:
 
 
 def usual_period(step: Step) -> int | None:
-    """Return the number of steps of the season that a step size suggests: a day of hours, a week of days, a year of
-    months.
+    """Return the number of steps in the season that the step size suggests; None if it suggests none.
 
-    None if it suggests none.
+    The season of steps below a day is a day, of steps below a week a week, and of longer steps a year.
     """
     if step.unit == "months":
         return round(12 / step.size) if 12 % step.size == 0 and step.size < 12 else None

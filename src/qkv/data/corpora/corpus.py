@@ -289,8 +289,8 @@ class _Writer:
     def finished(self, name: str) -> TextCounts:
         if not self._count["tokens"]:
             raise UserError(
-                f"data.tokenizer: a split of {name!r}, {self._count['characters']} characters long, gives no token; "
-                "choose a tokenizer whose vocabulary has its characters"
+                f"data.tokenizer: no token comes from the {self._count['characters']} characters of a split of "
+                f"{name!r}; choose a tokenizer whose vocabulary has these characters"
             )
         for file in (self._ids, self._documents):
             file.flush()

@@ -59,7 +59,10 @@ class ImagePatchesProcessor(Processor):
 
     @property
     def level_nats(self) -> float:
-        """Mean of log(levels per standardised unit): added to nats of standardised numbers, it gives nats of levels."""
+        """Mean log of the features' standard deviations in levels.
+
+        A loss in nats of a density over standardised values plus this mean is the loss of the density over levels.
+        """
         return float((LEVELS * self._units()[1].double()).log().mean())
 
     def images(self, patches: Tensor) -> list[np.ndarray]:

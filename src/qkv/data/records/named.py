@@ -43,8 +43,10 @@ WNUT17 = "https://raw.githubusercontent.com/leondz/emerging_entities_17/master/"
 
 
 class KnownTable(NamedTuple):
-    """Table of examples known by name: published files of each split, and the function that reads a split's files as a
-    ``Table``, one for all splits or one for each.
+    """Table of examples known by name.
+
+    splits: published files of each split. read: function from the files of a split to a ``Table``, or a mapping from
+    splits to such functions.
     """
 
     splits: Mapping[str, tuple[PublishedFile, ...]]

@@ -408,7 +408,7 @@ class RequestQueue:
 
 
 def _most_tokens(request: Request) -> int:
-    """Return the maximum number of tokens of a text that the model reads: the last new token is never read."""
+    """Return the maximum number of tokens that the model reads for a request; it never reads the last new token."""
     return len(request.prompt) + max(0, request.generation.max_new_tokens - 1)
 
 

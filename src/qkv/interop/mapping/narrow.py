@@ -21,7 +21,7 @@ class NarrowWeights(NamedTuple):
 
     Without a minimum, scales may be in bf16, or in fp32, which ``packed`` rounds to fp16.
     bits: 8; or 4, with numbers from -8 to 7, or from 0 to 15 with a minimum, or indices of ``levels`` (16) in int8.
-    transposed: the published matrix (I, O) is the transposed one, but its groups are along I.
+    transposed: True if the published matrix (I, O) is the transpose of w; its groups are along I nevertheless.
     """
 
     numbers: Tensor
@@ -33,7 +33,7 @@ class NarrowWeights(NamedTuple):
 
     @property
     def values(self) -> Tensor:
-        """Numbers, or the levels that they are indices of, (O, I) in int8."""
+        """Numbers (O, I) in int8; if there are ``levels``, the levels with these indices."""
         return self.numbers if self.levels is None else self.levels[self.numbers.int()]
 
     @property

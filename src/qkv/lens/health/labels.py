@@ -28,8 +28,8 @@ _SHOWN = 8
 class Suspects(NamedTuple):
     """Rows whose labels contradict a model.
 
-    places: indices of the rows, the most suspected first.   sure: share of errors among the surer half of the rows.
-    all_errors: share of errors among all rows.   low: lower bound of ``sure``, one standard error below.
+    places: indices of the rows, the most suspected first.   sure: share of errors in the half of the rows with the
+    highest maximum probability.   all_errors: share of errors in all rows.   low: ``sure`` minus one standard error.
     """
 
     places: list[int]
@@ -39,12 +39,14 @@ class Suspects(NamedTuple):
 
 
 def suspects(chances: np.ndarray, truth: np.ndarray) -> Suspects:
-    """Find suspected labels among rows with probabilities ``chances`` (N, C), by a model that was not trained on them,
-    and labels ``truth`` (N).
+    """Find rows whose label is probably wrong.
 
-    A row is suspected if the probability of a class other than its label is at least the mean probability of that class
-    among the rows with that label (the confident joint), and this class is the most probable of such. Suspects are
-    ranked by the normalised margin, p(label) minus the largest other probability.
+    chances (N, C): probabilities from a model that was not trained on these rows. truth (N): labels.
+
+    A row is a confident example of a class if the probability of this class is at least its mean over the rows with
+    this label (confident joint). A row is suspected if it is a confident example of a class, and its label is neither
+    the most probable of these classes nor the most probable of all classes. Suspects are in ascending order of the
+    normalised margin: p(label) minus the largest other probability.
     """
     classes = chances.shape[1]
     means = np.array([chances[truth == c, c].mean() if (truth == c).any() else 2.0 for c in range(classes)])

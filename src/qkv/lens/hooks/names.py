@@ -26,9 +26,9 @@ from qkv.system.errors import UserError
 class NamedValue:
     """Value of a point under another name and in another shape.
 
-    point: path of the point.   beside: path of a point before it whose value ``shown`` reads instead; None: the point.
-    shown: function from the value to the tensor with this name.   replaced: function (new tensor, value at the point)
-    -> value to put there.
+    point: path of the point.   beside: path of an earlier point; ``shown`` reads its value instead. None: ``shown``
+    reads the value of ``point``.   shown: function from the value to the tensor with this name.   replaced: function
+    (new tensor, value at ``point``) -> value to put there.
     """
 
     name: str

@@ -124,7 +124,7 @@ def attribution(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
 
 
 def roles(subject: Subject, block: ArrayBlock) -> Mapping[str, Any]:
-    """Scores of the role of each head, on repeated random tokens, and the rise of the loss without the highest ones."""
+    """Scores of each head for each role, and the rise of the loss without the heads that score highest."""
     rows, source, start = subject.scored
     heads = head_roles(subject.run.model, rows, source, subject.delimiters, _TAKEN_OUT, start)
     return {

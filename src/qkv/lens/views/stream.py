@@ -155,7 +155,7 @@ def _whole_rows(model: Transformer, signal: Signal, calls: list[Tensor]) -> Tens
 
 
 class _Recorded:
-    """Stack whose outputs are recorded: a segmentation joins them as it joins those of the model."""
+    """Stand-in for a stack: it returns recorded outputs, which a segmentation joins as it joins the stack's outputs."""
 
     def __init__(self, calls: Sequence[Tensor]):
         self.calls = iter(calls)

@@ -72,8 +72,9 @@ class Matcher(Head):
     def loss(self, outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the loss of all pairs of rows, summed over rows (B, 2, P); no smoothing.
 
-        targets (B, 2): numbers of the contents of both inputs. Rows i and j match if i = j, or if one of their inputs
-        has the same content; y_ij is 1 then, else 0. With the scores S of all pairs and n_i matches of row i:
+        targets (B, 2): a number for each of the two inputs of a row, equal for equal contents. Rows i and j match if
+        i = j, or if their first or their second inputs are equal; y_ij is 1 then, else 0. With the scores S of all
+        pairs and n_i matches of row i:
 
             softmax   -½ Σ_ij y_ij / n_i (log softmax_j S_ij + log softmax_j S_ji)
             sigmoid   -Σ_ij log σ((2 y_ij - 1) S_ij)

@@ -1,4 +1,4 @@
-"""Number of (query, key) pairs that a mask makes visible, counted block by block without building the whole matrix."""
+"""Number of (query, key) pairs that a mask makes visible: a count block by block, without the whole matrix."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _MOST = 1 << 22
 
 @lru_cache(maxsize=256)
 def visible_pairs(mask: Mask, num_queries: int, num_keys: int) -> int:
-    """Count the pairs of one of the last ``num_queries`` of ``num_keys`` positions and a key that it sees.
+    """Count the (query, key) pairs that ``mask`` makes visible, or estimate the number if there are very many pairs.
 
-    If the mask depends on the prefix length of a row, the prefix is assumed to be half of the row.
+    The queries are the last ``num_queries`` of the ``num_keys`` positions. If the mask depends on the prefix length
+    of a row, the prefix is assumed to be half of the row.
     """
     offset = num_keys - num_queries
     if mask.sees_all(Span(offset, num_keys - 1, 0, num_keys - 1)):

@@ -39,7 +39,7 @@ def rounds_to_bf16() -> bool:
 
 
 def readable(t: Tensor) -> bool:
-    """Return whether native code can read ``t``: a plain tensor, and no dispatch mode counts or records operators."""
+    """Return True if native code can read ``t``: it is a plain tensor, and no dispatch mode is active."""
     return type(t) is Tensor and _python_dispatch._get_current_dispatch_mode() is None
 
 

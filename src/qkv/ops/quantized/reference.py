@@ -43,7 +43,7 @@ def pack_numbers(
     """Store w = scale · number + minimum, or scale · levels[number], without rounding.
 
     numbers: (O, I) in int8; in 4 bits from -8 to 7, or from 0 to 15 with minimums or with ``levels`` (16) in int8. I is
-    a multiple of 32. scale, minimum: (O, I / 32) in fp16, or None for no minimums; without, scales may be in bf16.
+    a multiple of 32. scale, minimum: (O, I / 32) in fp16. If minimum is None, scale may be in bf16.
     """
     outer, inner = numbers.shape
     from_zero = bits == 4 and (minimum is not None or levels is not None)

@@ -14,9 +14,9 @@ from qkv.report.markup import Markup, script_json, tag
 def inspection_page(data: Mapping[str, Any]) -> str:
     """Return the HTML page of an inspection.
 
-    ``data``: title; sides, labels of positions by stack; order, names of all views; views, those that are computed;
-    row, input to change if a server computes further views, else None. The page loads nothing; it asks its own server
-    only if there is one.
+    Keys of ``data``: "title"; "sides", labels of positions by stack; "order", names of all views; "views", contents of
+    the views computed so far; "row", the input, which the user can change if a server computes further views, else
+    None. The page loads no other files, and sends requests only to its own server, if it has one.
     """
     script = asset("inspection/inspection.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

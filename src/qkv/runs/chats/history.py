@@ -35,7 +35,7 @@ class SavedChat:
 
 
 class HistoryFile:
-    """File in which a chat is kept, after the chats that the file had before, whose lines stay as they are."""
+    """File in which a chat is kept. The chats that the file had before come first, and their lines do not change."""
 
     def __init__(self, path: Path):
         """Read the file, if it exists. Raises ``UserError`` for a file that holds anything but chats."""
@@ -46,7 +46,7 @@ class HistoryFile:
         """Lines before the current chat."""
 
     def take_last(self) -> SavedChat | None:
-        """Return the last chat of the file, which is written anew from now on; None if there is none."""
+        """Remove the last chat from ``lines`` and return it, as ``write`` writes it anew; None if there is none."""
         if not self.lines:
             return None
         self.lines.pop()

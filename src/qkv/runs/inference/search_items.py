@@ -52,7 +52,7 @@ class TextFile:
                 yield row.values[self.column], row.line
 
     def at(self, rows: set[int]) -> dict[int, tuple[str, int]]:
-        """Return number -> (text, line) of the texts with the numbers in ``rows``, counted from 0."""
+        """Return number -> (text, line) for the text numbers in ``rows``, counted from 0."""
         return {number: text for number, text in enumerate(self) if number in rows}
 
 

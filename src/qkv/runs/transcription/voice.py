@@ -65,9 +65,9 @@ class Samples:
 class Voice:
     """Voice activity of a sound by the level of its frames.
 
-    levels (T): level of each frame in dB, relative to full scale. per_second: number of frames in a second. active (T):
-    True where the level is within 40 dB of the loudest speech, smoothed over time, and near such places. loud (T): the
-    frames of that level in such places.
+    levels (T): level of each frame in dB, relative to full scale. per_second: number of frames in a second. There
+    is voice activity where enough frames of a short time have a level within 40 dB of the loudest speech. active (T):
+    True there and shortly before and after. loud (T): True for frames with voice activity that have this level too.
     """
 
     def __init__(self, levels: np.ndarray, per_second: float):

@@ -1,8 +1,8 @@
 """Windows of a sound as log-mel frames, read from its file as they are needed, so that a long one takes little memory.
 
-The sound is read twice. The first pass finds what a window's frames depend on beside its own samples, the highest level
-of the whole sound, and where there is voice activity; the second pass reads windows in their order. Beyond the end of
-the sound, samples are 0: padding is in the sound, not in the frames.
+The sound is read twice. The first pass finds the highest level of the whole sound, on which the frames of all windows
+depend, and the voice activity; the second pass reads the windows in order. Beyond the end of the sound, samples are 0:
+the sound is padded, not the frames.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class SoundWindows:
     def __init__(self, value: Any, spec: LogMel, size: int):
         assert spec.rate is not None
         if spec.form != "whisper" or spec.normalise != "none" or not spec.centre:
-            raise UserError("windows of a long sound are read in the form of Whisper's log-mel frames only")
+            raise UserError(
+                "sounds are transcribed in windows only from Whisper's log-mel frames; use a model that reads these"
+            )
         self.spec, self.size, self.step, self.rate = spec, size, spec.step, spec.rate
         self._value, self._frames = value, spec.changed(centre=False, changes=())
         self.voice = self._measure()
@@ -58,7 +60,7 @@ class SoundWindows:
         return band_levels(torch.from_numpy(part)[None], self._frames)[0]
 
     def at(self, begin: int) -> Tensor:
-        """Return the frames (size, bins) of the window from frame ``begin`` on, which must not go back by much."""
+        """Return the frames (size, bins) of the window from frame ``begin`` on, which must not decrease."""
         return raised_levels(self._bands(self._samples, begin), self.highest)
 
     @property

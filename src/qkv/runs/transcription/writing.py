@@ -1,4 +1,4 @@
-"""Writing of the tokens of windows: sampling by the rules of transcripts, again at higher temperatures if needed."""
+"""Tokens of windows, sampled under the rules of transcripts, and again at higher temperatures if needed."""
 
 from __future__ import annotations
 

@@ -187,9 +187,9 @@ def base_recipe(comparison: Comparison) -> Recipe:
 def entry_recipe(base: Recipe, name: str, overrides: Iterable[str]) -> Recipe:
     """Return the recipe of the entry ``name``. Raises ``SpecError`` that names the entry and the override at fault.
 
-    Indices in paths inside ``blocks`` are layers, and a replaced branch keeps the fields that both kinds share, as in
-    ``qkv swap``. If a path sets the list of blocks or the number of layers, indices are of the blocks that the recipe
-    lists.
+    In a path inside ``blocks``, an index means a layer, and a replaced branch keeps the fields that both kinds share,
+    as in ``qkv swap``. If a path sets the list of blocks or the number of layers, an index means one of the blocks that
+    the recipe lists.
     """
     try:
         chosen = list(assignments(overrides))

@@ -58,7 +58,7 @@ class ImageCodes(ImageSequence, kind="image_codes"):
 
 
 class CodeTokens(Text, kind="image_codes"):
-    """Embeddings of image codes and of the start token or label, with position embeddings; settings as of ``text``."""
+    """Embeddings of image codes and of the start token or label, with position embeddings; fields as in ``text``."""
 
     processor: ClassVar[type[Processor] | None] = ImageCodes
 

@@ -42,9 +42,9 @@ class WaveStem(OfSound, kind="wave_stem"):
 class MelSubsampling(OfFrames, kind="mel_subsampling"):
     """Log-mel frames (B, T, bins) -> vectors by 2-D convolutions (Fast Conformer, Rekesh et al. 2023).
 
-    Each convolution has ``kernels[i]`` · ``kernels[i]`` taps and ``strides[i]`` on both axes, followed by ReLU; all but
-    the first are depthwise and followed by a linear map of the channels before the ReLU. A linear map of the channels
-    of all bands that are left gives the vector, times √D with ``scale``.
+    Convolution i has ``kernels[i]`` · ``kernels[i]`` taps and the stride ``strides[i]`` on both axes. ReLU follows the
+    first one. The others are depthwise; a linear map of the channels and ReLU follow each. A final linear map takes the
+    channels of all remaining bands to the vector, which is multiplied by √D if ``scale`` is true.
     """
 
     channels: Size = 256

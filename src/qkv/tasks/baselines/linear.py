@@ -39,7 +39,8 @@ _WIDE = 4
 class Fitted(NamedTuple):
     """Linear model: outputs = x W + c. weights (F, C), intercept (C).
 
-    again: function that refits with the same penalty and scales to the features and targets of other rows.
+    again: function (features, targets) -> model of the same kind, fitted to these rows with the selected penalty and
+    power of the scales.
     """
 
     weights: np.ndarray
@@ -58,9 +59,9 @@ Fit = Callable[[Any, np.ndarray, float, int], Fitted]
 class Solver(NamedTuple):
     """Kind of linear model, such as logistic regression.
 
-    fit: function that fits it.   judged: function of (outputs, targets) that returns the (loss, error rate) of
-    a fit, to compare fits; the error rate is always 0 if only the loss counts.   groups: function from targets to
-    booleans (rows, G), True if a row belongs to a group, for ``scales``.
+    fit: function that fits it.   judged: function (outputs, targets) -> (loss, error rate), which compares fits; the
+    error rate is always 0 if only the loss counts.   groups: function from targets to booleans (rows, G), for
+    ``scales``; True if a row belongs to a group.
     """
 
     fit: Fit
@@ -73,7 +74,7 @@ Selection = Callable[[Solver, Any, np.ndarray, Any, np.ndarray], Fitted]
 
 
 def by_scales(solver: Solver, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray) -> Fitted:
-    """Fit to sparse features with the penalty and the power of the scales that have the least loss on the unseen rows.
+    """Fit to sparse features; select the penalty and the power of the scales by the loss on the unseen rows.
 
     First the penalty is selected at the middle power, then the largest power is tried with that penalty. A fit that
     makes more errors than the fit with penalty 1 and power 0 is rejected. If there are many rows, the selection uses
@@ -105,7 +106,7 @@ def by_scales(solver: Solver, x: Any, targets: np.ndarray, unseen: Any, truth: n
 
 
 def by_penalty(solver: Solver, x: Any, targets: np.ndarray, unseen: Any, truth: np.ndarray) -> Fitted:
-    """Fit to standardised features with the penalty that has the least loss on the unseen rows.
+    """Fit to standardised features; select the penalty by the loss on the unseen rows.
 
     A fit that makes more errors than the plain fit is rejected. If there are many features and rows, the selection
     uses evenly spaced rows.
@@ -148,7 +149,7 @@ class Crossed:
         return again(x, targets)._replace(again=again)
 
     def _choice(self, solver: Solver, x: Any, targets: np.ndarray) -> tuple[float, slice]:
-        """Return the (penalty, block) of least cross-validation loss, on evenly spaced rows if there are many."""
+        """Return (penalty, block) with the lowest cross-validation loss, on evenly spaced rows if there are many."""
         rows = np.linspace(0, x.shape[0] - 1, min(x.shape[0], _CROSSED)).astype(np.int64)
         x, targets = x[rows], targets[rows]
         fold = _folds(targets)
@@ -274,8 +275,8 @@ def scales(x: Any, groups: np.ndarray, power: float) -> np.ndarray:
 
     s_f = r_f^power, divided by its root mean square over f. r_f² = Σ over groups g of ln²(p_fg / p_f¬g). p_fg: share of
     feature f in the counts of all features over the rows of group g; ¬g: over the other rows. The count of a feature is
-    one plus the number of rows in which it occurs. Wang & Manning (2012) scale by the logarithm for two classes itself;
-    its sign makes no difference to a linear model with an L2 penalty.
+    one plus the number of rows in which it occurs. For two classes, Wang & Manning (2012) scale by the signed
+    logarithm; the sign makes no difference to a linear model with an L2 penalty.
 
     x: array or sparse matrix (rows, F). groups: booleans (rows, G).
     """
@@ -293,7 +294,7 @@ class _Design:
     """Features times their scales. With few rows and many features, the dual problem is solved: one weight per row.
 
     The weights that minimise loss plus penalty have the form W = X^T A (representer theorem). With X X^T = L L^T and
-    U = L^T A, the outputs X W are L U and the penalty |W|² is |U|²: a problem of as many features as rows.
+    U = L^T A, the outputs X W are L U and the penalty |W|² is |U|²: a problem with as many features as rows.
     """
 
     def __init__(self, x: Any, groups: np.ndarray, power: float):
@@ -319,7 +320,10 @@ class _Design:
 
 
 def _root(x: Any) -> np.ndarray:
-    """Compute the lower triangular L (rows, rows) with L L^T = X X^T + ε I; frequent features form a dense matrix."""
+    """Compute the lower triangular L (rows, rows) with L L^T = X X^T + ε I.
+
+    Of a sparse X, columns that are non-zero in many rows are multiplied as a dense matrix, the others as a sparse one.
+    """
     if isinstance(x, np.ndarray):
         gram = x @ x.T
     else:

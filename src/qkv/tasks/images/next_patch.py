@@ -106,7 +106,11 @@ class NextPatchTask(GeneratedImagesTask):
 
 
 def noisy(processor: ImagePatchesProcessor, levels: Tensor, noise: Tensor, starts: Tensor) -> Batch:
-    """Build a batch of patches ``levels`` + ``noise``, (B, N, F), noise from 0 to 1, after their ``starts`` (B)."""
+    """Build a batch: the front end reads a start index and all patches but the last, and the targets are all patches.
+
+    levels (B, N, F): pixel levels. noise (B, N, F): uniform noise in [0, 1), which is added to them. starts (B): start
+    indices, see ``read_next``.
+    """
     patches = processor.standardised(levels + noise)
     count = processor.spec.starts or 1
     first = read_next(torch.zeros_like(patches[:, 0]), starts, count)

@@ -23,11 +23,12 @@ def recalls(scores: np.ndarray, right: np.ndarray) -> dict[int, float]:
 
 
 def both_ways(first: str, second: str, scores: np.ndarray, contents: np.ndarray) -> dict[str, float]:
-    """Compute recall at k both ways, and their means, from scores (N, N) of the second inputs (rows) and the first.
+    """Compute recall at k in both directions, and the means of both.
 
-    contents (N, 2): numbers of the contents of both inputs of each row. Equal contents are one query and one candidate,
-    which is right if it occurs in a row with the query. The names are those of the inputs:
-    ``image_to_text_recall_1`` is for images that look for their text.
+    scores (N, N): score of each second input (rows) with each first input (columns). contents (N, 2): a number for each
+    of the two inputs of a row, equal for equal contents. Equal inputs count as one query and as one candidate. A
+    candidate is right if it occurs in a row with the query. ``first``, ``second``: names of the inputs;
+    ``image_to_text_recall_1`` is the recall of queries by image for texts.
     """
     (_, first_rows, first_index), (_, second_rows, second_index) = (
         np.unique(side, return_index=True, return_inverse=True) for side in contents.T

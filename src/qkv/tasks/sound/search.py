@@ -42,7 +42,7 @@ def beam_search(
     """Return up to ``beams`` texts, the best first, by prefix beam search (Hannun et al. 2014).
 
     chances (N, C): log-probabilities of each position. The score of a text is log p(text | sound) + weight · log
-    p(text) + bonus · number of tokens, with p(text) of ``language``, the end of the text included.
+    p(text) + bonus · number of tokens; p(text) is the probability from ``language``, including the end of the text.
     """
     ahead = _Ahead(language, weight, bonus, chances.shape[1])
     prefixes = _Prefixes.empty()

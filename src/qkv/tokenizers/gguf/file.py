@@ -72,7 +72,7 @@ def _header(file: Path, size: int, _modified: int) -> Header:
             raise UserError(f"{file} is cut short or not a GGUF file ({str(error)[:120]})") from None
     past = next((name for name, each in tensors.items() if each.begin + each.size > size), None)
     if past is not None:
-        raise UserError(f"{file} is cut short: the tensor {past!r} ends after its last byte")
+        raise UserError(f"{file} is cut short: it ends before the last byte of the tensor {past!r}")
     return Header(file, values, tensors)
 
 

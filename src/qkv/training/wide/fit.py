@@ -79,7 +79,7 @@ def fit_linear(model: Transformer, task: JoinedTask, dataset: Dataset) -> list[s
 def refit_linear(task: JoinedTask, dataset: Dataset) -> list[str]:
     """Fit the wide path again, to the training and the validation rows; return notices.
 
-    The penalty and scales selected in the first fit, without the validation rows, are used again.
+    The penalty and the power of the scales are those of the first fit, which was without the validation rows.
     """
     assert isinstance(task.wide, LinearPath)
     again = _fitted(task.wide, task, dataset, lambda: _design(task, dataset)).again

@@ -130,7 +130,7 @@ class BartLike:
         return Block(branches=branches, order=self.order, norm=LayerNorm(), dropout=config.number("dropout", 0.1))
 
     def config(self, spec: Model) -> dict[str, Any] | None:
-        """Return config.json keys for ``spec``; None if its structure differs. Callers read them back."""
+        """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
         match spec.layers[:1], (spec.encoder or spec).frontend:
             case (Block(branches=(Attention() as read, *_, FeedForward() as think)) as block,), Text() as text:
                 pass

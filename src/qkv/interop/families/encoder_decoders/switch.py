@@ -138,7 +138,7 @@ def _without_experts(stack: L, network: FeedForward | GatedFeedForward) -> L:
 
 
 def _counts(stacks: dict[str, Any]) -> dict[str, int] | None:
-    """Return the config keys of the numbers of layers with experts; None if no number gives these layers."""
+    """Return the config keys that give each stack's number of sparse layers; None if no number gives its layers."""
     keys = dict[str, int]()
     for name, stack in stacks.items():
         sparse = [_experts(block) is not None for block in stack.layers]

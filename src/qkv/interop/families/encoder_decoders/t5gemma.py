@@ -129,7 +129,7 @@ def _one_way(block: Block) -> Mask:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not T5Gemma's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     tables = [gemma.config_of_gemma2(stack) for stack in _stacks(spec)]
     match spec.frontend, spec.layers[:1]:
         case Text() as text, [Block(branches=(Attention() as first, *_))] if tables and None not in tables:

@@ -34,7 +34,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not TrOCR's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure is not TrOCR's. Callers read them back to verify."""
     keys, text = _FORM.config(spec), spec.frontend
     if keys is None or spec.encoder is not None or not isinstance(text, Text):
         return None

@@ -45,7 +45,7 @@ def check_full(config: Config) -> None:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not BigBird's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     first = spec.layers[0].branches[0] if spec.layers else None
     if not isinstance(first, Attention) or not isinstance(spec.frontend, Text):
         return None

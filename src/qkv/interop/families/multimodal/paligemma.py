@@ -1,8 +1,8 @@
 """PaliGemma 1 and 2 (Beyer et al. 2024; Steiner et al. 2024): Gemma reads images and a prompt as one prefix.
 
-The tower is that of SigLIP, with its last norm; one layer maps its vectors to the decoder's width. All positions of
-images and prompt see each other, and the answer is causal. In PaliGemma 2, layers of Gemma 2 with a window show the
-prefix to itself only.
+The tower is SigLIP's, with its final norm; one layer maps its vectors to the decoder's width. All positions of images
+and prompt see each other, and the answer is causal. In PaliGemma 2, in layers with a window, only
+positions of the prefix see all of it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _without_prefix(block: Block) -> Block | None:
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec: the last vectors of the tower, mapped by one layer, before a decoder that reads a prefix."""
+    """Build the spec: one layer maps the tower's last vectors, which the decoder reads as a part of its prefix."""
     text = config.table("text_config")
     text.fixed(BOTH_WAYS, True, _MEANING)
     text.values.pop(BOTH_WAYS, None)

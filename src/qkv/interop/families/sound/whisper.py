@@ -1,8 +1,8 @@
 """Whisper (Radford et al. 2022), of all sizes, and its distilled forms: an encoder–decoder from log-mel frames to text.
 
-Two convolutions with GELU and sinusoids, all sines first, embed the frames; blocks are pre-norm, and keys have no bias.
-The decoder has learned positions and a head that shares its token table; it is also published alone, and so is the
-encoder, with a head of classes.
+Two convolutions with GELU embed the frames, and sinusoidal positions are added, all sines before all cosines. Blocks
+are pre-norm, and keys have no bias. The decoder has learned positions and a head that shares its token table. Decoders
+are also published alone, and encoders with a classification head.
 """
 
 from __future__ import annotations

@@ -39,10 +39,10 @@ class MappedBias(WindowBias, kind="mapped"):
 class WindowAttention(HeadedAttention, kind="window_attention"):
     """Attention in windows of M positions along each axis: softmax(Q K^T / √Dk + bias) V in each (Swin, 2021).
 
-    With ``shift`` the windows are moved by so many positions towards the end of each axis, so that every other branch
-    joins what the others separate; not where one window covers an axis. On a grid, positions that fill up the last
-    windows are 0 and visible, as published; in a sequence they are hidden. ``scores: cosine``: τ_h cos(q, k), with a
-    learned τ_h ≤ 100 (Swin v2, Liu et al. 2022).
+    ``shift`` moves the windows by this number of positions towards the end of each axis, unless one window covers the
+    axis. Branches with and without a shift in turn connect positions that each alone would separate. On a grid,
+    positions that pad the last windows are 0 and visible, as published; in a sequence they are hidden. ``scores:
+    cosine``: τ_h cos(q, k), with a learned τ_h ≤ 100 (Swin v2, Liu et al. 2022).
     """
 
     window: int = Field(default=7, gt=0, le=4096, description="positions of a window along each axis, M")

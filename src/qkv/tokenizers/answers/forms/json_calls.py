@@ -1,4 +1,4 @@
-"""Tool calls as JSON with the name of the function and its arguments, one or a list of them.
+"""Tool calls as JSON: one object, or a list of objects, with the name of a function and its arguments.
 
 <tool_call>{"name": "f", "arguments": {…}}</tool_call>        Hermes, Qwen 2.5 and 3, Granite 4, SmolLM2
 {"name": "f", "parameters": {…}}                              Llama 3, where calls are the whole answer
@@ -24,8 +24,8 @@ _BETWEEN = re.compile(r"[\s;,]*")
 
 @dataclass(frozen=True)
 class JsonCalls(CallForm):
-    """Calls as JSON objects. function, arguments: keys of the name and of the arguments. listed: whether they are in a
-    list. number: key of the number of a call, or "".
+    """Calls as JSON objects. function, arguments: keys of the function's name and of its arguments. listed: True if the
+    objects are in a list. number: key of a call's number; "" for none.
     """
 
     name: str
@@ -54,7 +54,7 @@ class JsonCalls(CallForm):
 
     def _call(self, tree: Any) -> Call:
         if not isinstance(tree, dict) or not isinstance(tree.get(self.function), str):
-            raise ValueError("not an object with a name")
+            raise ValueError(f"a call must be an object with a string under {self.function!r}")
         return tree[self.function], tree.get(self.arguments, {})
 
     def write(self, calls: Sequence[Call]) -> str:
@@ -93,7 +93,7 @@ class JsonCalls(CallForm):
 
 
 def moved(schema: Any, place: str) -> Any:
-    """Rewrite the references of a schema from its root to ``place``, its JSON pointer within another schema."""
+    """Rewrite the references in a schema for its new ``place`` in another schema, a JSON pointer."""
     if isinstance(schema, Mapping):
         return {
             key: re.sub("^#", place, each) if key == "$ref" and isinstance(each, str) else moved(each, place)

@@ -85,7 +85,7 @@ def _bias(attention: Attention, feed_forward: GatedFeedForward | FeedForward) ->
 
 
 def config_of_glm(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not GLM-4.5's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
 
     def keys(attention: Attention, feed_forward: GatedFeedForward | FeedForward) -> dict[str, Any]:
         return {"attention_bias": attention.bias, "use_qk_norm": attention.norms_heads}
@@ -94,7 +94,7 @@ def config_of_glm(spec: Model) -> dict[str, Any] | None:
 
 
 def config_of_dots(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not dots.llm1's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     keys = _GLM.config(spec, lambda dense: gated.config_of(dense, _bias))
     if keys is None:
         return None
@@ -103,13 +103,13 @@ def config_of_dots(spec: Model) -> dict[str, Any] | None:
 
 
 def config_of_solar(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Solar Open's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     keys = _SOLAR.config(spec, lambda dense: partial_rope_config(dense, gated.config_of(dense, _bias, rope=False)))
     return None if keys is None else {key: value for key, value in keys.items() if key != "intermediate_size"}
 
 
 def config_of_exaone(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not EXAONE MoE's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     alike, turned = gated.with_rope(spec)
     keys, masks = _EXAONE.config(alike, gated.config_of), gated.masks_config(spec)
     if keys is None or masks["sliding_window"] is None or all(turned):

@@ -76,7 +76,7 @@ def _bias(attention: Attention, feed_forward: GatedFeedForward | FeedForward) ->
 
 
 def config_of_minimax(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not MiniMax-M2's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     return _MINIMAX.config(spec, lambda dense: partial_rope_config(dense, gated.config_of(dense, rope=False)))
 
 

@@ -25,7 +25,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not A.X-K1's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure is not A.X-K1's. Callers read them back to verify."""
     return _KEYS.config(spec, latent.config_of)
 
 

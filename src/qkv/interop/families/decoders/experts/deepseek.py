@@ -61,7 +61,7 @@ def spec_of_listed(config: Config, head: Head) -> Model:
 
 
 def config_of_v2(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not DeepSeek-V2's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     keys = _V2_GROUPS.config(spec, latent.config_of)
     if keys is None:
         return None
@@ -69,7 +69,7 @@ def config_of_v2(spec: Model) -> dict[str, Any] | None:
 
 
 def config_of_v3(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not DeepSeek-V3's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     return _V3.config(spec, latent.config_of)
 
 

@@ -55,8 +55,8 @@ _KEYS = experts.ExpertKeys(
 def spec(config: Config, head: Head) -> Model:
     """Build the spec of ERNIE 4.5.
 
-    Layers from ``moe_layer_start_index`` to ``moe_layer_end_index`` have experts if ``moe_layer_interval`` divides
-    their number.
+    Layer i, counted from 0, has experts if it lies between ``moe_layer_start_index`` and ``moe_layer_end_index``,
+    and ``moe_layer_interval`` divides i + 1.
     """
     config.fixed("use_bias", False, "biases of linear layers, except in experts")
     config.fixed("moe_norm_min", 1e-12, "the lower limit of the sum that the weights of experts are divided by")
@@ -65,7 +65,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not that of ERNIE 4.5. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     return _KEYS.config(spec, gated.config_of)
 
 

@@ -46,7 +46,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not gpt-oss's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     keys, masks = _KEYS.config(spec, lambda dense: gated.config_of(dense, _bias)), gated.masks_config(spec)
     if keys is None:
         return None

@@ -37,7 +37,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Kolibri's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     alike, turned = gated.with_rope(spec)
     keys, masks = _KEYS.config(alike, gated.config_of), gated.masks_config(spec)
     if keys is None:

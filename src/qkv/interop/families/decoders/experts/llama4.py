@@ -92,7 +92,7 @@ def _attentions(config: Config) -> tuple[Attention, Attention]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Llama 4's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     alike, turned = gated.with_rope(spec)
     keys = _KEYS.config(alike, _dense)
     if keys is None:

@@ -68,7 +68,7 @@ def _mask(config: Config) -> Any:
 
 
 def config_of_mixtral(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Mixtral's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     return _MIXTRAL.config(spec, lambda dense: gated.config_of(dense, _window))
 
 
@@ -77,7 +77,7 @@ def _window(attention: Attention, feed_forward: GatedFeedForward | FeedForward) 
 
 
 def config_of_qwen2_moe(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Qwen2-MoE's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     keys = _QWEN2_MOE.config(
         spec, lambda dense: gated.config_of(dense, lambda attention, feed_forward: {"qkv_bias": attention.bias})
     )
@@ -85,7 +85,7 @@ def config_of_qwen2_moe(spec: Model) -> dict[str, Any] | None:
 
 
 def config_of_qwen3_moe(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Qwen3-MoE's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
 
     def keys(attention: Attention, feed_forward: GatedFeedForward | FeedForward) -> dict[str, Any]:
         size = gated.window_of(attention)

@@ -125,7 +125,7 @@ def _in_pairs(rope: Rope, head_dim: int) -> Rope:
 
 
 def config_of_laguna(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Laguna's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure is not Laguna's. Callers read them back to verify."""
     first = _attention(spec.layers[0])
     if first is None:
         return None
@@ -137,7 +137,7 @@ def config_of_laguna(spec: Model) -> dict[str, Any] | None:
 
 
 def config_of_mimo(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not MiMo-V2-Flash's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     alike = _changed(
         spec,
         lambda attention: {"num_kv_heads": attention.kv_heads // (2 if attention.learned_sink else 1)},

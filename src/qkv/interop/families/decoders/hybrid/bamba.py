@@ -88,7 +88,7 @@ def _feed_forward(config: Config, single: Branch) -> Branch:
 
 
 def config_of_bamba(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Bamba's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure is not Bamba's. Callers read them back to verify."""
 
     def keys(attention: Attention, feed_forward: GatedFeedForward | FeedForward) -> dict[str, Any]:
         rope = attention.relative if isinstance(attention.relative, Rope) else Rope()
@@ -104,7 +104,7 @@ def config_of_bamba(spec: Model) -> dict[str, Any] | None:
 
 
 def config_of_granite(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if it is not a hybrid Granite. Callers read them back."""
+    """Return config.json keys for ``spec``; None if it is not a hybrid Granite. Callers read them back to verify."""
     attention = first_mixer(spec, Attention)
     if not isinstance(spec.frontend, Text) or not isinstance(spec.layers[0].residual, Add) or attention is None:
         return None

@@ -93,7 +93,7 @@ def _mamba(config: Config) -> Mamba2:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Falcon-H1's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     match spec.layers[:2], spec.frontend:
         case (
             [

@@ -86,7 +86,7 @@ def _mamba(config: Config) -> Mamba:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Jamba's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure is not Jamba's. Callers read them back to verify."""
     sparse = any(branch.kind == "mixture_of_experts" for block in spec.layers for branch in block.branches)
     keys = _SPARSE.config(spec, _dense_config) if sparse else _dense_config(spec)
     return keys if keys is None or sparse else {**keys, "num_experts": 1}

@@ -57,7 +57,7 @@ def _hidden(config: Config) -> int:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not LFM2's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure is not LFM2's. Callers read them back to verify."""
     shared = config_of(spec, lambda attention, feed_forward: {}, lambda branch: KINDS.get(branch.kind, ""))
     if shared is None:
         return None

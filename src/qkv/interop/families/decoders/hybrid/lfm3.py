@@ -65,7 +65,7 @@ def _kind(branch: Branch) -> str:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not LFM3's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure is not LFM3's. Callers read them back to verify."""
     shared = config_of(spec, lambda attention, feed_forward: {"attention_bias": attention.bias}, _kind, rope=False)
     attentions = {_kind(block.branches[0]): block.branches[0] for block in spec.layers}
     tables = {kind: rope_table(_rope(attentions.get(kind), kind)) for kind in BASES}

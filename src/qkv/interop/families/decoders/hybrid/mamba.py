@@ -75,7 +75,7 @@ def config_of_mamba(spec: Model) -> dict[str, Any] | None:
 
 
 def config_of_falcon(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Falcon-Mamba's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     keys = config_of_mamba(spec)
     match spec.layers[:1]:
         case (Block(branches=(Mamba(norm=RMSNorm() as norm),)),) if keys is not None:

@@ -50,7 +50,7 @@ def single_mixers(config: Config, head: Head, mixer: Branch) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Mamba-2's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     match spec.layers[:1]:
         case (Block(branches=(Mamba2() as part,)),):
             keys = {**KEYS.write(part, spec.width), "time_step_limit": step_limits(part)}

@@ -123,7 +123,7 @@ def _experts(config: Config) -> MixtureOfExperts:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Nemotron-H's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     branches = [block.branches[0] for block in spec.layers]
     kinds = [KINDS.get(branch.kind, "") for branch in branches]
     norm = spec.layers[0].norm if spec.layers else None

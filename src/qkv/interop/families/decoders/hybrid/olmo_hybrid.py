@@ -75,7 +75,7 @@ def _delta(config: Config) -> GatedDelta:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not OLMo Hybrid's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     attention, delta = first_mixer(spec, Attention), first_mixer(spec, GatedDelta)
     shared = config_of(
         spec,

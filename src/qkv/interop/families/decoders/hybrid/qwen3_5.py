@@ -54,7 +54,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Qwen3.5's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     shared = config_of(spec, attention_config, lambda branch: KINDS.get(branch.kind, ""), rope=False)
     return None if shared is None else {**shared, **delta_config(spec)}
 

@@ -43,12 +43,12 @@ def spec_of_sparse(config: Config, head: Head) -> Model:
 
 
 def config_of_next(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Qwen3-Next's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     return _NEXT.config(spec, qwen3_5.config)
 
 
 def config_of_sparse(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if it is not a sparse Qwen3.5. Callers read them back."""
+    """Return config.json keys for ``spec``; None if it is not a sparse Qwen3.5. Callers read them back to verify."""
     keys = _SPARSE.config(spec, qwen3_5.config)
     return None if keys is None else {key: value for key, value in keys.items() if key != "intermediate_size"}
 

@@ -68,7 +68,7 @@ def _multiplier(width: int) -> float:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not RecurrentGemma's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     attention, recurrent = first_mixer(spec, Attention), first_mixer(spec, RGLRU)
     kinds = config_of(spec, _bias, lambda branch: KINDS.get(branch.kind, ""), rope=False)
     if kinds is None or attention is None or recurrent is None or not isinstance(attention.relative, Rope):

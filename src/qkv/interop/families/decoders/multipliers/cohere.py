@@ -83,7 +83,7 @@ def config_of_cohere(spec: Model) -> dict[str, Any] | None:
 
 
 def config_of_cohere2(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Cohere 2's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     keys, masks = gated.config_of(gated.with_rope(spec)[0], _bias), gated.masks_config(spec)
     if keys is None:
         return None

@@ -81,7 +81,7 @@ def _model(config: Config, head: Head, layers: list[Attention]) -> Model:
 
 
 def config_of_granite(spec: Model, rope: bool = True) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Granite's. Callers read them back.
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify.
 
     ``rope``: as in ``gated.config_of``.
     """

@@ -34,7 +34,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not MiniCPM3's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     keys, root, head = latent.config_of(spec), math.sqrt(len(spec.layers)), spec.head
     match spec.frontend, [block.residual for block in spec.layers[:1]]:
         case Text() as text, [Add(factor=factor)] if keys is not None and isinstance(head, LanguageModelHead):

@@ -41,7 +41,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Apertus's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     keys = gated.config_of(spec, lambda attention, _: {"attention_bias": attention.bias})
     if keys is None:
         return None

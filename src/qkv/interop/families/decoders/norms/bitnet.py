@@ -41,7 +41,7 @@ def _with_norm(block: Block) -> Block:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not BitNet's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure is not BitNet's. Callers read them back to verify."""
     return gated.config_of(spec, lambda attention, _: {"attention_bias": attention.bias})
 
 

@@ -36,7 +36,7 @@ def _start(layer: int) -> float:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not DiffLlama's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     plain = spec.changed(blocks=tuple(_plain(block) for block in spec.layers), num_layers=None)
     return gated.config_of(plain, lambda attention, _: {"attention_bias": attention.bias})
 

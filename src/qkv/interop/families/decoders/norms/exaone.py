@@ -43,7 +43,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not EXAONE 4's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     alike, turned = gated.with_rope(spec)
     keys, masks = gated.config_of(alike), gated.masks_config(spec)
     if keys is None:

@@ -60,7 +60,7 @@ def _rope(config: Config) -> Rope:
 
 
 def config_of_dense(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Hunyuan's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     first = spec.layers[0].branches[0] if spec.layers else None
     match first:
         case Attention(relative=Rope(scaling=NTKScaling(factor=alpha)) as rope):

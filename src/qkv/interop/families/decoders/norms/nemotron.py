@@ -28,7 +28,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Nemotron's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     keys = gated.config_of(
         spec,
         lambda attention, feed_forward: {"attention_bias": attention.bias, "mlp_bias": feed_forward.bias},

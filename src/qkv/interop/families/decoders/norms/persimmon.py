@@ -48,7 +48,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Persimmon's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     keys = gated.config_of(spec, lambda attention, _: {"qk_layernorm": attention.norms_heads}, rope=False)
     first = spec.layers[0].branches[0] if spec.layers else None
     match first:

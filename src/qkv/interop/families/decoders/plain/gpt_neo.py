@@ -80,7 +80,7 @@ def spec_of_neo(config: Config, head: Head) -> Model:
 
 
 def config_of_neo(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not GPT-Neo's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     keys, sizes = _NEO.config(spec), [gated.window_of(block.branches[0]) for block in spec.layers]
     if keys is None:
         return None
@@ -98,7 +98,7 @@ def spec_of_bigcode(config: Config, head: Head) -> Model:
 
 
 def config_of_bigcode(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not GPT-BigCode's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     keys = GPT2_KEYS.config(spec)
     attention = spec.layers[0].branches[0] if spec.layers else None
     if keys is None or not isinstance(attention, Attention):

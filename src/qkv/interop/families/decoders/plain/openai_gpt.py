@@ -26,7 +26,7 @@ NAMES = (
 
 
 def _with_activation(blocks: tuple[Block, ...], order: Any, activation: Activation) -> tuple[Block, ...]:
-    """Return the blocks with this order and, in the feed-forward, this activation."""
+    """Return copies of the blocks with ``order``, and with ``activation`` in their feed-forward branches."""
     return tuple(
         block.changed(order=order, branches=(first, second.changed(activation=activation)))
         for block in blocks
@@ -35,7 +35,7 @@ def _with_activation(blocks: tuple[Block, ...], order: Any, activation: Activati
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of GPT: like GPT-2, but with 4 D hidden features, post-norm blocks and no final norm."""
+    """Build the spec of GPT: like GPT-2, with post-norm blocks, no final norm, and feed-forward hidden size 4 D."""
     activation = config.word("afn", "gelu", INWARD)
     config.fixed("scale_attn_weights", True, "the scale of attention")
     config.fixed("scale_attn_by_inverse_layer_idx", False, "the scale of attention")

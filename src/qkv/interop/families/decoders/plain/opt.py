@@ -88,7 +88,7 @@ def config_of_opt(spec: Model) -> dict[str, Any] | None:
 
 def _scaled_keys(keys: PlainKeys) -> Any:
     def config(spec: Model) -> dict[str, Any] | None:
-        """Return config.json keys for ``spec``; None if its structure differs. Callers read them back."""
+        """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
         values, text = keys.config(spec), spec.frontend
         return None if values is None or not isinstance(text, Text) else {**values, "scale_embedding": text.scale}
 

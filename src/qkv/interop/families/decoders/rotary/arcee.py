@@ -34,7 +34,7 @@ def _spec(norm: Callable[[Config], Norm]) -> Callable[[Config, Head], Model]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     return gated.config_of(
         spec, lambda attention, feed_forward: {"attention_bias": attention.bias, "mlp_bias": feed_forward.bias}
     )

@@ -20,7 +20,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Emu3's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure is not Emu3's. Callers read them back to verify."""
     keys = llama.config(spec)
     return keys and {**keys, "pad_token_id": 0}  # the library's default id exceeds a small vocabulary
 

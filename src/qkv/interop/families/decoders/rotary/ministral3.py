@@ -34,7 +34,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not Ministral 3's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     keys = gated.config_of(spec, lambda attention, _: {"sliding_window": gated.window_of(attention)})
     match spec.layers[:1]:
         case (block,) if keys is not None and "rope_scaling" in keys:

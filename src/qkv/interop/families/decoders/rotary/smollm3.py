@@ -37,7 +37,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not SmolLM3's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     alike, turned = gated.with_rope(spec)
     keys = gated.config_of(
         alike, lambda attention, feed_forward: {"attention_bias": attention.bias, "mlp_bias": feed_forward.bias}

@@ -47,7 +47,7 @@ def spec_of_starcoder2(config: Config, head: Head) -> Model:
 
 
 def config_of_stablelm(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not StableLM's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     keys = gated.config_of(spec, lambda attention, feed_forward: {"use_qkv_bias": attention.bias}, rope=False)
     match spec.layers[:1]:
         case (Block(branches=(Attention(relative=Rope() as rope), _)) as block,) if keys is not None:
@@ -60,7 +60,7 @@ def config_of_stablelm(spec: Model) -> dict[str, Any] | None:
 
 
 def config_of_starcoder2(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure is not StarCoder 2's. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     keys = gated.config_of(
         spec,
         lambda attention, feed_forward: {

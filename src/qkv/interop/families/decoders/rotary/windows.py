@@ -27,7 +27,7 @@ def _spec(kind: Callable[[int], str]) -> Callable[[Config, Head], Model]:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back."""
+    """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     shared, masks = gated.config_of(spec), gated.masks_config(spec)
     if shared is None:
         return None
