@@ -7,7 +7,7 @@
 A kind is a task for which transformers registers model types. The reference is eager attention in fp32.
 
     equal      every form of input is within 1e-4 of the largest logit: whole rows, rows of two lengths, one step after
-               a prefill; see family_sounds.py for models of sound
+               a prefill; see family_sounds.py for models of sound, and family_images.py for images beside texts
     wrong      some form is not
     refused    qkv raises ``UserError``, whose sentence says what the model would need
     crash      qkv raises another error
@@ -55,6 +55,7 @@ from family_checkpoints import (
     random_changes,
     reference,
 )
+from family_images import TEXT_OF_IMAGES
 from family_sounds import TEXT_ALONE, answer
 from qkv.interop.load import load_published
 from qkv.report.table import print_table
@@ -66,6 +67,8 @@ TITLES = {
     "masked": "Masked language models",
     "seq2seq": "Encoder–decoders",
     "image": "Image classifiers",
+    "pair": "Pairs of image and text",
+    "image_text": "Texts about images",
     "ctc": "Recognition of speech by CTC",
     "speech": "Speech to text",
     "sound": "Classifiers of sounds",
@@ -73,6 +76,11 @@ TITLES = {
     "codec": "Codecs of sounds",
     "speaker": "Text to sound",
 }
+ALONE = {
+    TEXT_ALONE: "an encoder of sound whose vectors stand among those of the tokens",
+    TEXT_OF_IMAGES: "an encoder of images whose vectors stand among those of the tokens",
+}
+"""Form of models of which qkv opens the model of text alone -> what the whole model would need."""
 SMOKE = ("gpt2", "bert", "wav2vec2", "dac")
 
 
@@ -109,7 +117,8 @@ def compare(kind: Kind, name: str, changes: Keys) -> Result:
         try:
             model, config = build(kind, name, changes)
             model.save_pretrained(folder)
-            add_processor(name, image_side(config), Path(folder))
+            if kind.arguments is None:
+                add_processor(name, image_side(config), Path(folder))
             theirs = reference(kind, model, config)
         except Exception as error:
             sentence = " ".join(f"{type(error).__name__}: {error}".removeprefix("NotBuilt: ").split())
@@ -122,8 +131,8 @@ def compare(kind: Kind, name: str, changes: Keys) -> Result:
 
 
 def _model(kind: Kind, folder: str) -> Any:
-    """Model of a folder; of a sound it reads waveforms or spectrograms, so it needs no processor."""
-    return load_published(folder).model if kind.hears else qkv.load(folder).model
+    """Model of a folder; one that hears, or sees beside a text, is given what a processor makes, so it needs none."""
+    return load_published(folder).model if kind.named else qkv.load(folder).model
 
 
 def _refusal(kind: Kind, folder: str) -> Result | None:
@@ -148,12 +157,9 @@ def _compare_folder(kind: Kind, theirs: Reference, folder: str) -> Result:
         return Result("refused", str(error).replace(folder, "FOLDER")[:400])
     except Exception as error:
         return Result("crash", f"{type(error).__name__}: {str(error)[:200]}")
-    if list(errors) == [TEXT_ALONE]:
-        return Result(
-            "refused",
-            f"it needs: an encoder of sound whose vectors stand among those of the tokens; its "
-            f"model of text alone differs by {errors[TEXT_ALONE]:.0e}",
-        )
+    for form, needed in ALONE.items():
+        if list(errors) == [form]:
+            return Result("refused", f"it needs: {needed}; its model of text alone differs by {errors[form]:.0e}")
     equal = all(error <= TOLERANCE for error in errors.values())
     return Result("equal" if equal else "wrong", errors=errors, notes=theirs.notes)
 
@@ -273,7 +279,7 @@ def write(page: Path, families: dict[str, dict[str, Family]]) -> None:
     Rows of other model types and tables of other kinds stay as they are, so that a page may come from several runs.
     """
     for kind, rows in families.items():
-        hears = ["forms"] if KINDS[kind].hears else []
+        hears = ["forms"] if KINDS[kind].named else []
         equal = [_equal_row(name, row, hears) for name, row in rows.items() if row.result.verdict == "equal"]
         columns = ["model type", *hears, "largest error", "variants"]
         other = [

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import family_images as seen
 import family_sizes as sizes
 import family_sounds as sounds
 import qkv
@@ -58,13 +59,22 @@ Form = tuple[str, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Kind:
-    """Task for which transformers registers model types. forms: compares the reference with a model of qkv."""
+    """Task for which transformers registers model types.
+
+    forms: compares the reference with a model of qkv.   arguments: usual arguments of models of images beside texts.
+    """
 
     mapping: str
     forms: Callable[[Reference, Any], Iterator[Form]]
     hears: bool = False
+    arguments: Callable[..., list[Keys]] | None = None
     more: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> bool:
+        """Whether the forms differ by family, so that tables name them; such a model needs no tokenizer."""
+        return self.hears or self.arguments is not None
 
     @property
     def names(self) -> dict[str, str]:
@@ -86,7 +96,8 @@ def value(config: Any, name: str) -> Any:
 def small(config_class: Any, keys: Keys | None = None, full: Any = None) -> Keys:
     """Keys of a small config of ``config_class``, with ``keys`` among them. full: config of a part at its full size."""
     kind = config_class.model_type
-    special = {**sizes.FAMILIES.get(kind, {}), **sounds.FAMILIES.get(kind, {}), **(keys or {})}
+    tables = (sizes.FAMILIES, sounds.FAMILIES, seen.FAMILIES)
+    special = {name: now for table in tables for name, now in table.get(kind, {}).items()} | (keys or {})
     is_part, plain = full is not None, None
     small_keys: Keys = {"model_type": config_class.model_type} if is_part else {}
     absent = {name for name in special if special[name] is None}
@@ -199,6 +210,8 @@ def _arguments(kind: Kind, config: Any, names: typing.Container[str], generator:
     """Usual arguments of the models of a kind."""
     if kind.hears:
         return sounds.sound_arguments(names, generator)
+    if kind.arguments is not None:
+        return kind.arguments(names, generator, image_side(config))
     if kind is KINDS["image"]:
         side = image_side(config)
         pixels = torch.randn(2, value(config, "num_channels") or 3, side, side, generator=generator)
@@ -307,11 +320,28 @@ def sound_forms(reference: Reference, model: Any) -> Iterator[Form]:
     return sounds.sound_forms(reference, model, _consistent)
 
 
+def pair_forms(reference: Reference, model: Any) -> Iterator[Form]:
+    """Compare models with two towers."""
+    return seen.pair_forms(reference, model)
+
+
+def image_text_forms(reference: Reference, model: Any) -> Iterator[Form]:
+    """Compare models that write about images."""
+    return seen.text_forms(reference, model, _consistent)
+
+
 KINDS = {
     "causal": Kind("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", text_forms),
     "masked": Kind("MODEL_FOR_MASKED_LM_MAPPING_NAMES", text_forms),
     "seq2seq": Kind("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", text_forms),
     "image": Kind("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", image_forms),
+    "pair": Kind(
+        "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+        pair_forms,
+        arguments=seen.pair_arguments,
+        more=seen.PAIRS,
+    ),
+    "image_text": Kind("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", image_text_forms, arguments=seen.text_arguments),
     "ctc": Kind("MODEL_FOR_CTC_MAPPING_NAMES", sound_forms, hears=True),
     "speech": Kind("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", sound_forms, hears=True),
     "sound": Kind("MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES", sound_forms, hears=True),

@@ -178,6 +178,10 @@ def codec_forms(reference: Any, model: Any, consistent: object = None) -> Iterat
     yield "waveform", wave, model.head.samples(codes)[:, : wave.shape[1]]
 
 
-def answer(output: Any, names: Sequence[str] = ("logits", "audio_values", "waveform", "last_hidden_state")) -> Tensor:
+ANSWERS = ("logits", "audio_values", "waveform", "logits_per_image", "logits_per_audio", "last_hidden_state")
+"""Outputs of transformers, in the order in which they are compared."""
+
+
+def answer(output: Any, names: Sequence[str] = ANSWERS) -> Tensor:
     """Output of transformers to compare: the first of ``names`` that is a tensor."""
     return next(output[name] for name in names if isinstance(output.get(name), Tensor))

@@ -20,6 +20,7 @@ SHARED = {
     "decode_peers",
     "peer_process",
     "family_checkpoints",
+    "family_images",
     "family_sizes",
     "family_sounds",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qkv.interop.mapping.names import Reasons
+from qkv.interop.unsupported_images import IMAGE_NEEDS
 
 _STAGES = "stages of blocks over ever coarser grids of patches"
 _CONVOLUTIONS = "a network of 2-D convolutions"
@@ -13,6 +14,7 @@ _SUMMED = "several codebooks of sound at each position, whose vectors are added"
 _INDEXER = "latent attention to keys that an indexer selects"
 
 NEEDS: Reasons = {
+    **IMAGE_NEEDS,
     "dinat": f"{_STAGES}, with attention to dilated neighbourhoods on the grid",
     "hiera": f"{_STAGES}, with attention in mask units and pooled queries",
     "cvt": f"{_STAGES}, with convolutions as projections of attention",
@@ -46,20 +48,8 @@ NEEDS: Reasons = {
     "prophetnet": "attention of several streams, each of which predicts a later token",
     "xlm-prophetnet": "attention of several streams, each of which predicts a later token",
     "pegasus_x": "an encoder with blocks that are staggered from layer to layer, and global tokens",
-    "t5gemma2": "self-attention and cross-attention with one softmax, and images among the tokens",
     "voxtral_realtime": "a log-mel front end whose vectors are added to those of the tokens, and feed-forward networks "
     "whose inputs are scaled by a function of the delay",
-    "clap": "a Swin tower over frames of a log-mel spectrogram (HTSAT), whose frames are put on a square",
-    "blip": "a decoder of texts whose cross-attention reads the vectors of an image tower, with one head for both",
-    **dict.fromkeys(
-        ("blip-2", "instructblip"), "queries that read an image tower (Q-Former) before the tokens of a decoder"
-    ),
-    "qwen2_5_vl": "attention in windows over the patches of images of any size",
-    **dict.fromkeys(
-        ("qwen3_vl", "qwen3_vl_moe"), "vectors of inner layers of an image tower, added in layers of the decoder"
-    ),
-    "idefics2": "latent queries that read an image tower of any size",
-    "siglip2": "rows of patches of images of several sizes, each with its own grid",
     "minimax": "linear attention with a fixed decay per head (lightning attention), and experts",
     "jetmoe": "attention whose maps of queries and outputs are experts",
     "deepseek_v32": _INDEXER,
@@ -88,10 +78,11 @@ NEEDS: Reasons = {
     **dict.fromkeys(
         ("gemma4_unified", "gemma4_unified_text"), "keys and values of earlier layers, and keys that are values"
     ),
+    **dict.fromkeys(
+        ("gemma4_assistant", "gemma4_unified_assistant"),
+        "the last vectors, keys and values of another model, for which it drafts tokens",
+    ),
     "beam": "residual sums with weights by their depth, and a gate of the attention's output with a bias per head",
-    "fuyu": "patches of an image as vectors among those of the tokens, before Persimmon's blocks",
-    "git": "vectors of an image before a text, which attend to one another in both directions",
-    "got_ocr2": "an encoder of images with windows and global layers and positions of two axes (SAM)",
     "hrm_text": "two stacks that alternate in cycles, each with vectors of its own",
     "mllama_text_model": "gated cross-attention to vectors of images in some layers",
     **dict.fromkeys(
@@ -176,7 +167,6 @@ NEEDS: Reasons = {
     "rwkv": "time mixing with a weighted mean of exponentially decayed keys (RWKV-4)",
     "xlstm": "matrix memories with exponential gates (mLSTM)",
     "imagegpt": "a vocabulary of colours, to which a processor converts pixels by a table",
-    "shieldgemma2": "Gemma 3 with an image tower, and a head of the tokens Yes and No",
     "timm_wrapper": "the layers of the timm library, which the config only names",
     "PerceiverForImageClassificationLearned": "learned positions after a linear map, concatenated with pixels",
     "PerceiverForImageClassificationFourier": "Fourier features of positions, concatenated with pixels",

@@ -14,6 +14,7 @@ from transformers import (
     BartForConditionalGeneration,
     BartForQuestionAnswering,
     BigBirdPegasusConfig,
+    BigBirdPegasusForCausalLM,
     BigBirdPegasusForConditionalGeneration,
     MBartConfig,
     MBartForConditionalGeneration,
@@ -138,5 +139,8 @@ CASES = (
         "bigbird-pegasus-biases",
         BigBirdPegasusForConditionalGeneration,
         BigBirdPegasusConfig(**sizes(decoder_layers=1, attention_type="original_full", use_bias=True)),
+    ),
+    Case(
+        "bigbird-pegasus-alone", BigBirdPegasusForCausalLM, BigBirdPegasusConfig(**sizes(is_decoder=True)), left=False
     ),
 )

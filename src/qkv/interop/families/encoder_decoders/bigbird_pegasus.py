@@ -40,8 +40,11 @@ def _renamed(row: NameRule) -> NameRule:
 
 
 def spec(config: Config, head: Head) -> Model:
-    """Build the spec of BigBird-Pegasus; see ``bart_like.BartLike.spec``. Raises ``UserError`` for sparse attention."""
-    check_full(config)
+    """Build the spec of BigBird-Pegasus; see ``bart_like.BartLike.spec``. Raises ``UserError`` for sparse attention,
+    which only an encoder has.
+    """
+    if not bart_like.decodes_alone(config):
+        check_full(config)
     model, biased = _FORM.spec(config, head), config.flag("use_bias", False)
     source = None if model.encoder is None else _with_bias(model.encoder, biased)
     return _with_bias(model, biased).changed(encoder=source)
@@ -73,6 +76,7 @@ BIGBIRD_PEGASUS = bart_like.family(
         "BigBirdPegasusModel": body(bart_like.TABLE),
         "BigBirdPegasusForSequenceClassification": bart_like.CLASSES,
         "BigBirdPegasusForQuestionAnswering": answering("qa_outputs"),
+        "BigBirdPegasusForCausalLM": bart_like.alone(),
     },
     _FORM,
     {
@@ -90,7 +94,7 @@ BIGBIRD_PEGASUS = bart_like.family(
     synonyms={**bart_like.SYNONYMS, "attention_probs_dropout_prob": "attention_dropout"},
     ignored_config={
         **bart_like.IGNORED_CONFIG,
-        **dict.fromkeys(("block_size", "num_random_blocks"), "read only by attention to blocks"),
+        **dict.fromkeys(("attention_type", "block_size", "num_random_blocks"), "read only by attention to blocks"),
     },
 )
 
