@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from qkv.interop.adapters.read import StoredAdapter, adapted_tensors, adapted_values, base_of, read_adapter, task_of
 from qkv.interop.files import hub
-from qkv.interop.files.folder import Stored, read_json, stored_tensors
+from qkv.interop.files.folder import Stored, config_file, read_config, read_json, stored_tensors
 from qkv.interop.files.places import ADAPTER_CONFIG, CONFIG, INDEX, WEIGHTS, gguf_files, is_published, may_be_name
 from qkv.interop.gguf.read import gguf_names, gguf_tensors, gguf_values
 from qkv.interop.mapping.config import Config, Held
@@ -38,7 +38,7 @@ class PublishedCheckpoint(NamedTuple):
 
         With ``sizes``, refuse sizes that exceed the contents of the weight files.
         """
-        source = self.folder if is_gguf(self.folder) else self.folder / CONFIG
+        source = self.folder if is_gguf(self.folder) else config_file(self.folder)
         schemes = KEYS if settings_of(self.values, str(source)) else ()
         return Config({key: value for key, value in self.values.items() if key not in schemes}, str(source), sizes)
 
@@ -79,7 +79,7 @@ def open_checkpoint(source: str | Path, revision: str | None = None, pickles: bo
         return PublishedCheckpoint(folder, gguf_values(folder))
     if (folder / ADAPTER_CONFIG).is_file():
         return _adapted(folder, pickles)
-    return PublishedCheckpoint(folder, read_json(folder / CONFIG))
+    return PublishedCheckpoint(folder, read_config(folder))
 
 
 def published_spec(path: Path) -> Model:

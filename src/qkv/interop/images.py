@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qkv.interop.files.folder import read_json
-from qkv.interop.files.places import PREPROCESSOR, PROCESSOR
+from qkv.interop.files.places import OPEN_CLIP, PREPROCESSOR, PROCESSOR
 from qkv.interop.mapping.config import Config
 from qkv.spec.model import Model, Stack, Tower
 from qkv.spec.processors import Processor
@@ -50,6 +50,7 @@ _KINDS = {
     "ViT": _Kind({"height": 224, "width": 224}, 2),
     "DeiT": _Kind({"height": 256, "width": 256}, 3, crop=224),
     "Bit": _Kind({"shortest_edge": 224}, 3, 224, *_CLIP, square=False),
+    "Blip": _Kind({"height": 384, "width": 384}, 3, None, *_CLIP),
     "Siglip": _Kind({"height": 224, "width": 224}, 3),
     "CLIP": _Kind({"shortest_edge": 224}, 3, 224, *_CLIP, square=False),
     "Beit": _Kind({"height": 224, "width": 224}, 3),
@@ -110,7 +111,31 @@ def _config(folder: Path) -> Config | None:
         return Config(read_json(file), str(file))
     file = folder / PROCESSOR
     table = read_json(file).get("image_processor") if file.is_file() else None
-    return Config(table, f"{file}: image_processor") if isinstance(table, dict) else None
+    if isinstance(table, dict):
+        return Config(table, f"{file}: image_processor")
+    file = folder / OPEN_CLIP
+    return Config(_of_open_clip(read_json(file)), f"{file}: preprocess_cfg") if file.is_file() else None
+
+
+def _of_open_clip(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of OpenCLIP as those of CLIP's processor: images are cropped, or resized to a square."""
+    read, towers = values.get("preprocess_cfg") or {}, values.get("model_cfg", {}).get("vision_cfg", {})
+    side = read.get("size", towers.get("image_size", 224))
+    side = side[0] if isinstance(side, list) else side
+    numbers = {name: number for number, name in _RESAMPLE.items()}
+    mode, filtered = read.get("resize_mode", "shortest"), read.get("interpolation", "bicubic")
+    square = {"height": side, "width": side}
+    sizes = {
+        "shortest": {"size": {"shortest_edge": side}, "crop_size": square},
+        "squash": {"size": square, "do_center_crop": False},
+    }
+    return {
+        "image_processor_type": "CLIPImageProcessor",
+        "image_mean": read.get("mean", list(_CLIP[0])),
+        "image_std": read.get("std", list(_CLIP[1])),
+        "resample": numbers.get(filtered, filtered),
+        **sizes.get(mode, {"resize_mode": mode}),
+    }
 
 
 def _stack(spec: Model) -> Stack:

@@ -5,6 +5,9 @@ A family outside of the package registers itself when its module is imported, se
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from qkv.interop.mapping.config import Config
 from qkv.interop.mapping.family import Family
 from qkv.interop.unsupported import NEEDS
@@ -55,6 +58,12 @@ def choose(config: Config) -> tuple[Family, str]:
             f"{nearest(architecture, family.architectures)}"
         )
     return family, architecture
+
+
+def fixed_settings(config: Config) -> Mapping[str, Any]:
+    """Return the generation settings that the published code of a config's family uses, whatever its files say."""
+    family = families_by_type().get(str(config.values.get("model_type")))
+    return {} if family is None else family.settings(config)
 
 
 def _refuse_unsupported(config: Config, key: str, name: object) -> None:

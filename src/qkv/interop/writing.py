@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from qkv.interop.files.folder import read_json
 from qkv.interop.files.places import CONFIG, GENERATION
 from qkv.interop.mapping.config import Config
+from qkv.interop.registry import fixed_settings
 from qkv.spec.generation import Generation
 from qkv.system.errors import UserError
 from qkv.tokenizers.gguf.file import is_gguf
@@ -72,13 +73,14 @@ class Said(NamedTuple):
 def said_by(folder: Path, config: Config) -> Said:
     """Read the settings of ``generation_config.json``.
 
-    Without that file, read the generation settings in ``config.json``, as in older folders.
+    Without that file, read the generation settings in ``config.json``, as in older folders. Settings that the published
+    code of the family fixes come first.
     """
-    file = folder / GENERATION
+    file, fixed = folder / GENERATION, fixed_settings(config)
     if not is_gguf(folder) and file.is_file():
-        return Said({key: value for key, value in read_json(file).items() if value is not None}, file)
+        return Said({key: value for key, value in read_json(file).items() if value is not None} | fixed, file)
     keys = {*USED, *WITHOUT, *WITHOUT_IN_SAMPLING, "max_length"}
-    return Said({key: value for key, value in config.values.items() if key in keys}, Path(config.source))
+    return Said({key: value for key, value in config.values.items() if key in keys} | fixed, Path(config.source))
 
 
 def going_on(folder: Path, tokenizer: Tokenizer | None, config: Config) -> Generation:

@@ -11,7 +11,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from qkv.interop.files.places import INDEX, PICKLE, PICKLE_INDEX, WEIGHTS
+from qkv.interop.files.places import (
+    CONFIG,
+    INDEX,
+    OPEN_CLIP,
+    OPEN_CLIP_PICKLE,
+    OPEN_CLIP_WEIGHTS,
+    PICKLE,
+    PICKLE_INDEX,
+    WEIGHTS,
+)
 from qkv.interop.files.safetensors_file import Entry, entries
 from qkv.interop.mapping.config import Held
 from qkv.system.errors import UserError
@@ -81,6 +90,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return tree
 
 
+def config_file(folder: Path) -> Path:
+    """Return the file with the config of a checkpoint: that of OpenCLIP in a folder that has no other."""
+    of_open_clip = (folder / OPEN_CLIP).is_file() and not (folder / CONFIG).is_file()
+    return folder / (OPEN_CLIP if of_open_clip else CONFIG)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read the config of a checkpoint; of OpenCLIP, the part that describes the model. Raises ``UserError``."""
+    file = config_file(folder)
+    values = read_json(file)
+    if file.name != OPEN_CLIP:
+        return values
+    model = values.get("model_cfg")
+    if not isinstance(model, dict):
+        raise UserError(f"{file} has no 'model_cfg', which describes the model")
+    return {**model, "model_type": "open_clip"}
+
+
 def stored_tensors(folder: Path, pickles: bool = False, copy: bool = True) -> dict[str, Stored]:
     """Return all tensors of a checkpoint folder by name, without reading them.
 
@@ -88,11 +115,12 @@ def stored_tensors(folder: Path, pickles: bool = False, copy: bool = True) -> di
     file, read ``pytorch_model.bin`` with ``weights_only``. ``copy`` False: memory-map safetensors files if the system
     supports it. Raises ``UserError``.
     """
-    if (folder / WEIGHTS).is_file():
-        return {**entries(folder / WEIGHTS, copy)}
+    for name in (WEIGHTS, *OPEN_CLIP_WEIGHTS):
+        if (folder / name).is_file():
+            return {**entries(folder / name, copy)}
     if (folder / INDEX).is_file():
         return _of_shards(folder, INDEX, copy)
-    pickled = next((name for name in (PICKLE, PICKLE_INDEX) if (folder / name).is_file()), None)
+    pickled = next((name for name in (PICKLE, OPEN_CLIP_PICKLE, PICKLE_INDEX) if (folder / name).is_file()), None)
     if pickled is None:
         raise UserError(f"{folder} contains no weights: neither {WEIGHTS} nor {INDEX}")
     if not pickles:
@@ -100,7 +128,7 @@ def stored_tensors(folder: Path, pickles: bool = False, copy: bool = True) -> di
             f"{folder} has its weights only in a pickle ({pickled}), which qkv does not open by default; "
             "use pickles=True (--pickles), which reads tensors only, or convert them to safetensors"
         )
-    files = [folder / PICKLE] if pickled == PICKLE else sorted(set(_listed(folder, PICKLE_INDEX).values()))
+    files = [folder / pickled] if pickled != PICKLE_INDEX else sorted(set(_listed(folder, PICKLE_INDEX).values()))
     return {name: Unpickled(tensor) for file in files for name, tensor in _unpickled(file).items()}
 
 

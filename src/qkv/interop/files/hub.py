@@ -8,7 +8,7 @@ from qkv.interop.files.places import CONFIG, is_published
 from qkv.system.errors import UserError
 
 WANTED = ("*.json", "*.safetensors", "*.txt", "tokenizer.model", "spiece.model", "*.jinja")
-PICKLED = ("pytorch_model*.bin",)
+PICKLED = ("pytorch_model*.bin", "open_clip_pytorch_model.bin")
 
 
 def fetch(name: str, revision: str | None = None, pickles: bool = False) -> Path:

@@ -12,6 +12,10 @@ PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 GENERATION, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 MODULES = "modules.json"
+OPEN_CLIP = "open_clip_config.json"
+OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
+OPEN_CLIP_PICKLE = "open_clip_pytorch_model.bin"
+"""Names of the files of OpenCLIP."""
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Names of the files of a PEFT adapter."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -19,11 +23,11 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 def is_published(folder: Path) -> bool:
     """Return True if ``folder`` has a config.json, as a checkpoint in Hugging Face format does, or contains a PEFT
-    adapter.
+    adapter, or a model of OpenCLIP.
 
     Also True for a GGUF file, or a folder of such files.
     """
-    named = any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG))
+    named = any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG, OPEN_CLIP))
     return is_gguf(folder) or named or bool(gguf_files(folder))
 
 

@@ -88,6 +88,8 @@ class Family:
     """Class of the feature extractor that the library uses for a codec of this family; empty for other models."""
     template: str = ""
     """Chat template of folders that hold none, the form of a prompt in the published processor; empty: none."""
+    settings: Callable[[Config], Mapping[str, Any]] = field(default=lambda config: {})
+    """Function from a config to the generation settings that the published code uses, whatever the files say."""
     base: str = ""
     """Name of the family that this one extends. If both can describe a model, the base is used."""
 

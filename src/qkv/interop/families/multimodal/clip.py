@@ -203,7 +203,8 @@ def _divisions(spec: Model) -> Sequence[RowDivision]:
     return tuple(RowDivision(f"{_HEAD}attention.in_proj_{leaf}", sizes) for leaf in ("weight", "bias"))
 
 
-def _clip_head(config: Config) -> MatchingHead:
+def clip_head(config: Config) -> MatchingHead:
+    """Build the head of CLIP: the vectors of the end token and of the class token, mapped to one space."""
     return MatchingHead(features=config.size("projection_dim", 512), pooling="last", source_pooling="first")
 
 
@@ -237,7 +238,7 @@ def _siglip_keys(head: Head) -> dict[str, Any] | None:
 
 _POSITION_IDS: Reasons = {f"{_TEXT}embeddings.position_ids": "constant position ids 0, 1, 2, …"}
 _CLIP_MATCHER = Architecture(
-    _clip_head,
+    clip_head,
     _clip_keys,
     (
         NameRule("head.map.weight", "text_projection.weight"),
@@ -276,9 +277,8 @@ def _family(name: str, model_type: str, towers: Towers, matcher: tuple[str, Arch
     )
 
 
-CLIP = _family(
-    "CLIP", "clip", Towers(CLIP_TOWER, _OF_CLIP, False), ("CLIPModel", _CLIP_MATCHER), "CLIPForImageClassification"
-)
+CLIP_TOWERS = Towers(CLIP_TOWER, _OF_CLIP, False)
+CLIP = _family("CLIP", "clip", CLIP_TOWERS, ("CLIPModel", _CLIP_MATCHER), "CLIPForImageClassification")
 METACLIP = replace(
     CLIP,
     name="MetaCLIP 2",

@@ -43,7 +43,7 @@ class _Decoder(NamedTuple):
         return self.family.architectures[self.architecture]
 
 
-def _after_cross(rows: tuple[NameRule, ...]) -> tuple[NameRule, ...]:
+def after_cross(rows: tuple[NameRule, ...]) -> tuple[NameRule, ...]:
     """Return the rows of a decoder alone with feed-forward as the third branch of a block."""
     return tuple(row._replace(ours=row.ours.replace("branches.1.", "branches.2.")) for row in rows)
 
@@ -56,15 +56,15 @@ _GPT2_CROSS = (
     NameRule(f"{_BLOCK}body.output.*", f"{_GPT}crossattention.c_proj.*", TRANSPOSED),
 )
 _BERT = "bert.encoder.layer.{layer}.crossattention."
-_BERT_CROSS = (
+BERT_CROSS = (
     NameRule(f"{_BLOCK}norm.*", f"{_BERT}output.LayerNorm.*"),
     NameRule(f"{_BLOCK}body.query.*", f"{_BERT}self.query.*"),
     NameRule(f"{_BLOCK}body.memory.*", (f"{_BERT}self.key.*", f"{_BERT}self.value.*"), PAIR),
     NameRule(f"{_BLOCK}body.output.*", f"{_BERT}output.dense.*"),
 )
 _DECODERS = {
-    "bert": _Decoder(BERT, "BertLMHeadModel", (*_BERT_CROSS, *_after_cross(BERT.names)), {}),
-    "gpt2": _Decoder(GPT2, "GPT2LMHeadModel", (*_GPT2_CROSS, *_after_cross(GPT2.names)), {}),
+    "bert": _Decoder(BERT, "BertLMHeadModel", (*BERT_CROSS, *after_cross(BERT.names)), {}),
+    "gpt2": _Decoder(GPT2, "GPT2LMHeadModel", (*_GPT2_CROSS, *after_cross(GPT2.names)), {}),
     "trocr": _Decoder(TROCR, "TrOCRForCausalLM", bart_like.NAMES, {"is_encoder_decoder": False}),
 }
 _ENCODERS = {"vit": VIT, "deit": DEIT}
