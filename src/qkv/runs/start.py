@@ -133,13 +133,16 @@ def find_start(source: str) -> StartModel:
         task = _published_task(published, model) if model.encoder else None
         heads = task_heads(published, pooling, model)
         processor = read_processor(published.folder, model) or read_sound_processor(published.folder, model)
-        inputs = {} if processor is None else {INPUT: processor}
+        inputs: dict[str, Processor | TokenizerSpec] = {} if processor is None else {INPUT: processor}
         if model.frontend.processor is not None:
             return StartModel(model, None, None, heads, task, inputs)
+        template = published.family()[0].template or None
         tokenizer, file = (
-            TokenizerFile(path=str(published.tokenizer_folder)),
+            TokenizerFile(path=str(published.tokenizer_folder), chat_template=template),
             file_of_target(published.tokenizer_folder),
         )
+        if processor is not None and processor.role is not None and model.frontend.inputs_read:
+            inputs = {processor.role.name: processor, "text": tokenizer}
         target = None if file is None else TokenizerFile(path=str(file))
         ends = named_ends(published.folder, published.config()) if model.encoder is None else ()
         return StartModel(model, tokenizer, target, heads, task, inputs, ends)

@@ -101,3 +101,4 @@ class TokenizerFile(Tokenizer, kind="file"):
 
     sample = 0
     path: str
+    chat_template: str | None = Field(default=None, description="chat template, if the file or folder holds none")

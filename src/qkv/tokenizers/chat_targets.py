@@ -66,12 +66,14 @@ def encode_chat(
     learn: Learn = "answers",
     tools: Sequence[dict[str, Any]] | None = None,
     end_ids: Collection[int] = (),
+    pictures: Sequence[Sequence[int]] = (),
     **variables: Any,
 ) -> list[EncodedChat]:
     """Encode a conversation to training texts: one, or one for each answer if the template changes earlier turns.
 
     messages: in the form that chat templates read. An answer whose ``weight`` is 0 is context. end_ids: tokens that end
-    an answer of the model. variables: further variables of the template. A conversation without an answer gives an
+    an answer of the model. pictures: placeholder ids of each picture, which are never targets. variables: further
+    variables of the template. A conversation without an answer gives an
     empty list. Raises ``UserError`` for messages that the template refuses, and for a template from which the answers
     cannot be told apart.
     """
@@ -82,14 +84,14 @@ def encode_chat(
     learned = places[-1:] if learn == "last" else places
     texts = list[EncodedChat]()
     for place in learned:
-        answer = find_answer(template, messages[:place], messages[place : place + 1], end_ids, **variables)
+        answer = find_answer(template, messages[:place], messages[place : place + 1], end_ids, pictures, **variables)
         before = texts[-1] if texts and answer.prompt[: len(texts[-1].ids)] == list(texts[-1].ids) else None
         if before is None:
             texts.append(_encoded(template, answer, EncodedChat((), (), (), 0, 0)))
         else:
             texts[-1] = _encoded(template, answer, before)
     if learn == "everything":  # the last text holds all messages up to the last answer
-        return [replace(text, targets=(False, *[True] * (len(text.ids) - 1))) for text in texts[-1:]]
+        return [replace(text, targets=(False, *(token >= 0 for token in text.ids[1:]))) for text in texts[-1:]]
     return texts
 
 
@@ -111,13 +113,14 @@ def find_answer(
     prompt: Sequence[dict[str, Any]],
     answer: Sequence[dict[str, Any]],
     end_ids: Collection[int] = (),
+    pictures: Sequence[Sequence[int]] = (),
     **variables: Any,
 ) -> EncodedAnswer:
     """Encode the messages ``answer`` after the messages ``prompt``.
 
     The ids of the prompt are those that the model continues. The answer ends with its end token: one of ``end_ids``,
     else the special token that the template writes after each answer, else the tokenizer's end token, which is added.
-    Raises ``UserError``.
+    pictures: placeholder ids that replace the marker of each picture. Raises ``UserError``.
     """
     opening = template.marked_text(prompt, **variables)
     whole = template.marked_text([*prompt, *answer], **variables, add_generation_prompt=False)
@@ -125,8 +128,8 @@ def find_answer(
     _check_calls(answer, whole[begin:])
     text = _through_end(template, whole[begin:], end_ids, **variables)
     spans = template.generation_spans([*prompt, *answer], **variables)
-    prompt_ids = template.encode_marked(opening)
-    ids, places = template.encode_places(opening + text)
+    prompt_ids = template.encode_marked(opening, pictures)
+    ids, places = template.encode_places(opening + text, pictures)
     if ids[: len(prompt_ids)] == prompt_ids:
         ids, places, shift = ids[len(prompt_ids) :], places[len(prompt_ids) :], begin - len(opening)
     else:  # the border would be merged, but the model continues the prompt's own ids

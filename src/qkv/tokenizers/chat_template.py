@@ -186,12 +186,14 @@ class ChatTemplate:
             ids += self._ids_of_mark(*mark, spans) if mark else reading.encode(text[begin:end])
         return ids
 
-    def encode_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Tokenize a result of ``marked_text``; return the ids, and (begin, end) of the characters of each id."""
+    def encode_places(self, text: str, spans: Sequence[Sequence[int]] = ()) -> tuple[list[int], list[tuple[int, int]]]:
+        """Tokenize a result of ``marked_text``; return the ids, and (begin, end) of the characters of each id. spans:
+        as of ``ids``.
+        """
         reading, ids, places = self._tokenizer.reading_special, list[int](), list[tuple[int, int]]()
         for mark, begin, end in _parts(text):
             if mark:
-                piece = self._ids_of_mark(*mark, ())
+                piece = self._ids_of_mark(*mark, spans)
                 places += [(begin, end)] * len(piece)
             else:
                 piece, inside = reading.encode_offsets(text[begin:end])

@@ -163,7 +163,10 @@ def amino_acids(_spec: spec.AminoAcids, _texts: Iterable[str]) -> Tokenizer:
 @implements(spec.TokenizerFile)
 def file(spec: spec.TokenizerFile, _texts: Iterable[str]) -> Tokenizer:
     """Load the tokenizer from the file or folder that ``spec`` names; nothing is trained."""
-    return Tokenizer.load(spec.path)
+    tokenizer = Tokenizer.load(spec.path)
+    if tokenizer.chat_template is None and spec.chat_template is not None:
+        return tokenizer.with_chat_template(spec.chat_template)
+    return tokenizer
 
 
 def _word_level(tokens: list[str], scheme: dict[str, Any]) -> Tokenizer:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from qkv.choosing.signals.register import RecipeRequest, chooses
 from qkv.choosing.signals.settings import MINUTES
+from qkv.data.records.conversations.contents import pictures_of, shown_text
 from qkv.data.records.conversations.read import Conversation, read_conversation
 from qkv.data.records.values import readable
 from qkv.report.figures import counted
@@ -21,6 +22,8 @@ conversations, and one that is too short loses answers.
 """
 _MARKS = 16
 """Approximate tokens of the template around a message."""
+_PICTURE = 1280
+"""Positions of a picture that few models exceed."""
 _LENGTHS = (256, 512, 1024, 2048, 4096)
 _TOKENS = 1024
 """Positions of a step: on a processor, more tokens are not read faster, and leave fewer steps."""
@@ -51,10 +54,11 @@ def choose_chat(request: RecipeRequest) -> Recipe:
 
 def tokens_of(conversation: Conversation) -> float:
     """Estimate the number of tokens of a conversation from its characters."""
-    characters = sum(len(str(message["content"])) for message in conversation.messages)
+    characters = sum(len(shown_text(message["content"])) for message in conversation.messages)
     calls = sum(len(str(message.get("tool_calls", ""))) for message in conversation.messages)
     tools = len(str(conversation.tools or ""))
-    return (characters + calls + tools) / _CHARACTERS + _MARKS * (1 + len(conversation.messages))
+    seen = _PICTURE * len(pictures_of(conversation.messages))
+    return (characters + calls + tools) / _CHARACTERS + _MARKS * (1 + len(conversation.messages)) + seen
 
 
 def row_length(tokens: Iterable[float]) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from qkv.data.cells.numbers import NumberForm, is_empty
+from qkv.data.records.conversations.contents import with_files
 from qkv.data.records.images.pictures import URI as IMAGE_URI
 from qkv.data.records.lists import begins_list, printed_list
 from qkv.data.records.model import Role
@@ -94,6 +95,8 @@ class Values:
                 example[role.name] = label_set(self._cell(row, role), role.name, self._separator)
             elif role.kind in ("image", "sound"):
                 example[role.name] = self._file(self._cell(row, role), role.name)
+            elif role.kind == "messages" and self._folder is not None:
+                example[role.name] = with_files(self._cell(row, role), self._folder)
             elif role.kind == "number":
                 example[role.name] = _number(self._cell(row, role), role.name, self._forms.get(role.name, NumberForm()))
             elif role.kind != "answers":

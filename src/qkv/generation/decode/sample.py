@@ -454,13 +454,16 @@ def generate(
     capacity: int | None = None,
     speculation: Speculator | None = None,
     drawn: int | None = None,
+    inputs: Sequence[Mapping[str, Signal]] | None = None,
 ) -> list[list[int]]:
     """Generate the new tokens of each prompt; see ``Sampling``. Raises ``UserError`` for invalid prompts or options.
 
     ``speculation``: decode speculatively, see ``qkv.generation.decode.speculate``. ``drawn``: only ids below it are
-    sampled.
+    sampled. ``inputs``: values of the inputs other than text of each prompt, see ``Signal.inputs``.
     """
-    sampling = _of_ids(model, prompts, generation or Generation(), capacity, speculation, drawn)
+    sampling = _of_ids(model, () if inputs else prompts, generation or Generation(), capacity, speculation, drawn)
+    if inputs:
+        sampling.admit(prompts, inputs=inputs, speculator=speculation)
     with unchanged(), evaluating(model):
         while sampling.running:
             sampling.step()

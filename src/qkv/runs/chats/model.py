@@ -12,13 +12,14 @@ from qkv.generation.queue.requests import Request, RequestQueue, TextDelta
 from qkv.layers.signal import Signal
 from qkv.models.fast.frozen_weights import unchanged
 from qkv.runs.chats.history import Message
-from qkv.runs.chats.pictures import PictureReader, marked_messages, picture_reader
+from qkv.runs.chats.pictures import picture_reader
 from qkv.runs.chats.settings import checked_settings
 from qkv.runs.inference.end_tokens import writing
 from qkv.runs.run import Run
 from qkv.spec.generation import Generation
 from qkv.system.errors import UserError
 from qkv.system.torch_settings import usual_settings
+from qkv.tasks.chats.pictures import PictureReader, marked_messages
 from qkv.tokenizers.answers.form import AnswerForm, answer_form, calls_of, end_texts
 from qkv.tokenizers.answers.reader import AnswerPart, AnswerReader
 from qkv.tokenizers.chat_template import NO_TEMPLATE, ChatTemplate

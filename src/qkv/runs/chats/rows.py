@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from qkv.data.records.conversations.contents import pictures_of
 from qkv.data.records.conversations.messages import Message
 from qkv.data.records.conversations.read import (
     CONVERSATION_ROLES,
@@ -19,6 +20,7 @@ from qkv.data.records.model import Records, Role
 from qkv.data.records.open import open_rows
 from qkv.data.records.values import Unusable
 from qkv.spec.data import Data
+from qkv.system.errors import UserError
 from qkv.tasks.dataset import OTHER
 from qkv.tokenizers.chat_targets import EncodedChat, Learn, encode_chat, find_answer
 from qkv.tokenizers.chat_template import ChatTemplate
@@ -100,6 +102,8 @@ def encode_row(row: ChatRow, template: ChatTemplate, learn: Learn, ends: Collect
     preference "chosen" and "rejected"; of a judged answer "good" or "bad". Raises ``UserError``.
     """
     if isinstance(row, Conversation):
+        if pictures_of(row.messages):
+            raise UserError("a message has a picture, which 'qkv show' does not count; training reads it")
         texts = encode_chat(template, row.messages, learn, row.tools, ends)
         return {"" if len(texts) == 1 else str(i): text for i, text in enumerate(texts, 1)}
     if isinstance(row, JudgedAnswer):

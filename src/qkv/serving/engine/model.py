@@ -19,7 +19,7 @@ from qkv.interop.files.mapped import watch, watched_files
 from qkv.layers.signal import Signal
 from qkv.models.edit.sharing import share_weights
 from qkv.models.transformer import Transformer
-from qkv.runs.chats.pictures import PictureReader, picture_reader
+from qkv.runs.chats.pictures import picture_reader
 from qkv.runs.inference.embed import embed_opened, matryoshka, opened
 from qkv.runs.inference.end_tokens import writing
 from qkv.runs.inference.rerank import scorer_kind

@@ -10,13 +10,13 @@ from pydantic import BeforeValidator, Field
 
 from qkv.data.records.conversations.contents import Picture, content_of
 from qkv.data.records.conversations.messages import read_arguments
-from qkv.runs.chats.pictures import marked
 from qkv.serving.limits import MAX_LOGPROBS, MAX_TOOLS
 from qkv.serving.requests.bodies import GenerationBody, Neutral, Unused, only
 from qkv.serving.requests.effects import Lenient, NoEffect
 from qkv.spec.base import Seq
 from qkv.spec.errors import Problem, SpecError
 from qkv.system.errors import nearest, quoted
+from qkv.tasks.chats.pictures import marked
 from qkv.tokenizers.chat_template import open_ended
 
 CHOICES = ("none", "auto", "required")

@@ -9,15 +9,18 @@ from typing import Any
 
 import torch
 
+from qkv.data.records.conversations.contents import pictures_of, shown_text
 from qkv.data.records.conversations.messages import read_text_or_messages, read_tools
 from qkv.data.records.model import Records
 from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
 from qkv.generation.decode.sample import generate
+from qkv.layers.signal import Signal
 from qkv.models.transformer import Transformer
 from qkv.spec.recipe import Recipe
 from qkv.spec.recipes.chat_tasks import Conversational
 from qkv.system.errors import UserError
+from qkv.tasks.chats.pictures import PictureReader, marked_messages, reader_of_pictures
 from qkv.tasks.dataset import Example
 from qkv.tasks.example_task import ExampleTask, Rows, trained
 from qkv.tokenizers.chat import read_template
@@ -46,10 +49,14 @@ class ConversationalTask(ExampleTask):
         return False
 
     def vocabulary(self, recipe: Recipe, records: Records) -> Vocabulary:
-        if recipe.data.inputs:
-            raise UserError("data.inputs: conversations are learned from texts only so far; leave the other inputs out")
+        processors = recipe.data.processors
+        strange = next((name for name, each in processors.items() if not each.of_images), None)
+        if strange is not None:
+            raise UserError(
+                f"data.inputs.{strange}: conversations are learned from texts and pictures only; leave the input out"
+            )
         tokenizer = self._tokenizer(recipe)
-        return Vocabulary(tokenizer, tokenizer)
+        return Vocabulary(tokenizer, tokenizer, processors=processors)
 
     def _tokenizer(self, recipe: Recipe) -> Tokenizer:
         """Return the tokenizer of the start, with the template that the run will use."""
@@ -58,7 +65,7 @@ class ConversationalTask(ExampleTask):
                 f"a model of the task {self.spec.kind!r} is trained from a chat model; name a run, folder or file with "
                 "--from (start), or a chat template for a new model with --chat-template (task.chat_template)"
             )
-        tokenizer = trained(recipe.data.tokenizer, ())
+        tokenizer = trained(recipe.data.text_tokenizer, ())
         if self.spec.chat_template is not None:
             tokenizer = tokenizer.with_chat_template(read_template(Path(self.spec.chat_template).expanduser()))
         if tokenizer.chat_template is None:
@@ -124,21 +131,34 @@ class ConversationalTask(ExampleTask):
         """Write the next message of each conversation, with temperature 0, in at most ``most`` tokens; an empty text
         for a conversation that is too long. chats: messages and tools of each.
         """
-        template = self.template(vocabulary)
-        prompts = [
-            template.ids([dict(each) for each in messages], **{"tools": tools, **self.spec.template_variables})
-            for messages, tools in chats
-        ]
+        template, reader = self.template(vocabulary), reader_of_pictures(recipe, vocabulary)
+        read = [self._prompt(template, reader, *chat) for chat in chats]
+        prompts, inputs = [prompt for prompt, _ in read], [seen for _, seen in read]
         texts = [""] * len(prompts)
         longest, ends = min(most, recipe.sample.max_new_tokens), set(recipe.sample.stop_token_ids)
         rooms = [min(longest, recipe.model.context_length - len(prompt)) for prompt in prompts]
         for room in sorted({room for room in rooms if room > 0}):  # a long prompt does not shorten other answers
             places = [i for i, each in enumerate(rooms) if each == room]
             generation = recipe.sample.changed(temperature=0.0, num_beams=1, num_return=1, max_new_tokens=room)
-            for i, ids in zip(places, generate(model, [prompts[i] for i in places], generation), strict=True):
-                written = [token for token in ids if token not in ends]
-                texts[i] = vocabulary.tokenizer.decode(written, skip_special=True).strip()
+            seen = [inputs[i] for i in places] if any(inputs) else None
+            written = generate(model, [prompts[i] for i in places], generation, inputs=seen)
+            for i, ids in zip(places, written, strict=True):
+                tokens = [token for token in ids if token not in ends]
+                texts[i] = vocabulary.tokenizer.decode(tokens, skip_special=True).strip()
         return texts
+
+    def _prompt(
+        self, template: ChatTemplate, reader: PictureReader | None, messages: Sequence[Mapping[str, Any]], tools: Any
+    ) -> tuple[list[int], Mapping[str, Signal]]:
+        """Return the ids that the model continues, and the signals of the pictures among them. Raises ``UserError``."""
+        variables = {"tools": tools, **self.spec.template_variables}
+        if not pictures_of(messages):
+            return template.ids([dict(each) for each in messages], **variables), {}
+        if reader is None:
+            raise UserError("messages: a message has a picture, but the model reads texts only")
+        plain, names = marked_messages(messages)
+        spans, seen = reader.read(names)
+        return template.ids(plain, spans=spans, **variables), seen
 
 
 def _question(value: Any, role: str) -> list[dict[str, Any]]:
@@ -150,6 +170,6 @@ def _question(value: Any, role: str) -> list[dict[str, Any]]:
     messages = [{"role": "user", "content": read}] if isinstance(read, str) else read
     while messages and messages[-1]["role"] == "assistant":
         messages = messages[:-1]
-    if not messages or not str(messages[-1]["content"]).strip():
+    if not messages or not shown_text(messages[-1]["content"]).strip():
         raise Unusable(f"{role}: there is no message to answer")
     return messages

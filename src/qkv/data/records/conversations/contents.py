@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -60,6 +62,38 @@ def parts_of(content: Any) -> Any:
         else {"type": "text", "text": piece}
         for piece in content
     ]
+
+
+def pictures_of(messages: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the pictures of messages that were read, in order."""
+    contents = [message["content"] for message in messages if isinstance(message["content"], list)]
+    return [piece.value for content in contents for piece in content_of(content, STORED) if isinstance(piece, Picture)]
+
+
+def with_files(value: Any, folder: Path) -> Any:
+    """Return messages, or their JSON, whose pictures are named by their place in ``folder`` where a file is there."""
+    if isinstance(value, str) and any(kind in value for kind in STORED):
+        try:
+            read = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        placed = read if isinstance(read, str) else with_files(read, folder)
+        return value if placed == read else json.dumps(placed)
+    if isinstance(value, Mapping):
+        kind = value.get("type")
+        keys = STORED[kind] if isinstance(kind, str) and kind in STORED else ()
+        return {key: _placed(each, folder) if key in keys else with_files(each, folder) for key, each in value.items()}
+    return [with_files(each, folder) for each in value] if isinstance(value, list) else value
+
+
+def _placed(value: Any, folder: Path) -> Any:
+    """Return the name of a file of a picture, or the object with it, by its place in ``folder``."""
+    if isinstance(value, Mapping):
+        return {**value, "url": _placed(value.get("url"), folder)}
+    if not isinstance(value, str) or value.startswith((URI, "data:")) or "://" in value:
+        return value
+    beside = folder / value.strip()
+    return str(beside) if beside.is_file() else value
 
 
 def shown_text(content: Any) -> str:

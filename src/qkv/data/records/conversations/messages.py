@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from qkv.data.records.conversations.contents import STORED, content_of, parts_of
 from qkv.data.records.values import Unusable
 from qkv.system.errors import quoted
 
@@ -34,7 +35,8 @@ _SPEAKER = re.compile(r"\n\n(Human|Assistant):")
 def read_messages(value: Any, where: str = "messages") -> list[Message]:
     """Read a list of messages: ``{"role", "content"}`` (OpenAI) or ``{"from", "value"}`` (ShareGPT), or its JSON.
 
-    Arguments of tool calls become objects, text parts one text. Raises ``Unusable``.
+    Arguments of tool calls become objects, text parts one text; a content with pictures stays a list of parts. Raises
+    ``Unusable``.
     """
     entries = parsed(value, where)
     if isinstance(entries, Mapping):
@@ -164,7 +166,7 @@ def _read_message(entry: Any, where: str) -> Message:
     content = entry.get("content", entry.get("value"))
     if content is None and role in ("system", "user"):
         raise Unusable(f"{where}, of the role {name!r}, has no content")
-    message: Message = {"role": role, "content": _content(content, where)}
+    message: Message = {"role": role, "content": _pictured(content, role, where) or _content(content, where)}
     message |= {key: entry[key] for key in _KEPT if entry.get(key) is not None}
     thought = next((entry[key] for key in _REASONING if entry.get(key) is not None), None)
     if thought is not None:
@@ -192,6 +194,23 @@ def _list_of_calls(value: Any, where: str) -> list[dict[str, Any]]:
     value = parsed(value, f"the tool call of {where}")
     calls = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     return [_call(call, where) for call in calls]
+
+
+def _pictured(value: Any, role: str, where: str) -> list[dict[str, Any]] | None:
+    """Return the content of a message with pictures as parts in OpenAI's form; None for one without. Raises
+    ``Unusable``.
+    """
+    parts = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(parts, list) or not any(
+        isinstance(part, Mapping) and part.get("type") in STORED for part in parts
+    ):
+        return None
+    if role == "assistant":
+        raise Unusable(f"{where}, an answer, has a picture, but a model answers with texts")
+    try:
+        return parts_of(content_of(parts, STORED))
+    except ValueError as error:
+        raise Unusable(f"the content of {where}: {error}") from None
 
 
 def _content(value: Any, where: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qkv.data.records.conversations.contents import pictures_of
 from qkv.data.records.conversations.messages import (
     Message,
     check_characters,
@@ -133,7 +134,13 @@ def read_preference(row: Mapping[str, Any]) -> Preference | JudgedAnswer:
     ``chosen`` and ``rejected`` that are whole conversations have as their prompt what both begin with. A row with a
     label is one answer. Raises ``Unusable``.
     """
-    row = _unfold(row)
+    preference = _preference(_unfold(row))
+    if pictures_of(preference.prompt):
+        raise Unusable("its prompt has a picture, but preferences are learned from texts")
+    return preference
+
+
+def _preference(row: Mapping[str, Any]) -> Preference | JudgedAnswer:
     tools = read_tools(row.get("tools"))
     if row.get("chosen") is None and row.get("rejected") is None:
         if row.get("label") is None:
