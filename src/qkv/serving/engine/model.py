@@ -35,6 +35,7 @@ from qkv.serving.requests.bodies import GenerationBody
 from qkv.serving.requests.structure import Constraints, Structure
 from qkv.spec.generation import FILTERS, Generation
 from qkv.system.errors import UserError
+from qkv.tasks.chats.pictures import PictureReader
 from qkv.tokenizers.answers.form import AnswerForm, answer_form, end_texts
 from qkv.tokenizers.chat_template import NO_TEMPLATE, ChatTemplate, find_template
 
