@@ -94,6 +94,7 @@ def test_every_family_has_cases() -> None:
         "qwen2_vl": "its rows hold images: tests/interop/test_qwen2_vl.py",
         "smolvlm": "its rows hold images: tests/interop/test_idefics3.py",
         "open_clip": "its names are not those of the library: tests/interop/test_open_clip.py",
+        "chinese_clip": "it compares images with texts: tests/interop/test_chinese_clip.py",
         "blip": "its answer is a text about an image: tests/interop/test_blip.py",
         "vision-encoder-decoder": "its answer is a text about an image: tests/interop/test_pairs.py",
         "vit_mae": "its class leaves out random patches: tests/interop/test_images.py",

@@ -53,6 +53,7 @@ _KINDS = {
     "Blip": _Kind({"height": 384, "width": 384}, 3, None, *_CLIP),
     "Siglip": _Kind({"height": 224, "width": 224}, 3),
     "CLIP": _Kind({"shortest_edge": 224}, 3, 224, *_CLIP, square=False),
+    "ChineseCLIP": _Kind({"shortest_edge": 224}, 3, 224, *_CLIP, square=False),
     "Beit": _Kind({"height": 224, "width": 224}, 3),
     "Segformer": _Kind({"height": 512, "width": 512}, 2, None, *_IMAGENET),
     "Pvt": _Kind({"height": 224, "width": 224}, 3, None, *_IMAGENET),

@@ -101,7 +101,6 @@ IMAGE_NEEDS: Reasons = {
     # models with two towers
     "align": f"{_NETWORK} (EfficientNet), beside BERT",
     "altclip": "a text tower like XLM-R's with a norm and a linear map of its first vector",
-    "chinese_clip": "a text tower like BERT's, of which the first vector is mapped",
     "clipseg": "CLIP with a decoder that segments the image",
     "aimv2": "an image tower with gated feed-forwards and RMS norms, pooled by attention",
     "tipsv2": "an image tower with scaled branches and two class tokens, beside a text tower whose mean is read",

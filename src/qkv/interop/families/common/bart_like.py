@@ -7,7 +7,7 @@ published alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from qkv.interop.families.common.activations import INWARD, OUTWARD
@@ -295,6 +295,15 @@ def alone() -> Architecture:
     """Build the architecture of the decoder alone, a causal language model; its files contain cross-attention, too."""
     plain = language_model(tied=True)
     return Architecture(plain.head, plain.config, plain.names, kept=written_back(_UNREAD))
+
+
+def alone_untied() -> Architecture:
+    """Build the architecture of the decoder alone whose head has a matrix of its own, whatever its config says."""
+
+    def write(head: Head) -> dict[str, Any] | None:
+        return {} if head == LanguageModelHead(tied=False) else None
+
+    return replace(alone(), head=lambda config: LanguageModelHead(tied=False), config=write)
 
 
 def _classes(config: Config) -> Head:

@@ -76,7 +76,7 @@ BIGBIRD_PEGASUS = bart_like.family(
         "BigBirdPegasusModel": body(bart_like.TABLE),
         "BigBirdPegasusForSequenceClassification": bart_like.CLASSES,
         "BigBirdPegasusForQuestionAnswering": answering("qa_outputs"),
-        "BigBirdPegasusForCausalLM": bart_like.alone(),
+        "BigBirdPegasusForCausalLM": bart_like.alone_untied(),
     },
     _FORM,
     {
