@@ -80,8 +80,8 @@ def said_by(folder: Path, config: Config) -> Said:
     if not is_gguf(folder) and file.is_file():
         return Said({**{key: value for key, value in read_json(file).items() if value is not None}, **fixed}, file)
     keys = {*USED, *WITHOUT, *WITHOUT_IN_SAMPLING, "max_length"}
-    said = {key: value for key, value in config.values.items() if key in keys}
-    return Said({**said, **fixed}, Path(config.source))
+    settings = {key: value for key, value in config.values.items() if key in keys}
+    return Said({**settings, **fixed}, Path(config.source))
 
 
 def going_on(folder: Path, tokenizer: Tokenizer | None, config: Config) -> Generation:
