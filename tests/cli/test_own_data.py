@@ -97,7 +97,7 @@ def test_a_verb_trains_examines_and_answers(qkv: Call, here: Path, verb: str) ->
     recipe = read_recipe(folder)
     assert (recipe.task.kind, recipe.training.steps) == (VERBS[verb].task, 12)
     assert case.columns.items() <= recipe.data.columns.items()
-    optional = {"pair", "known", "speaker", *processor_roles(), *(("text",) if verb == "transcribe" else ())}
+    optional = {"pair", "known", "speaker", *processor_roles(), "cells", *(("text",) if verb == "transcribe" else ())}
     assert recipe.data.columns.keys() >= {*VERBS[verb].columns.values()} - optional
     assert "chosen for this data and this machine" in said.err
     assert "held out for validation" in said.err

@@ -43,6 +43,7 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
     "nodes": [{"num_columns": 5}],
     "tubelets": [{"frames": 5, "height": 8, "width": 9, "channels": 3, "positions": "sinusoidal_3d"}],
     "contour_points": [{"points": 9}, {"points": 9, "positions": "none"}],
+    "cell": [{"features": 4}],
     "image_codes": [{"vocab_size": 20}],
     "joined": [
         {

@@ -314,7 +314,7 @@ def test_equal_values_have_equal_places_and_others_do_not() -> None:
         (["data.inputs={photo: images, words: bytes}"], "missing; the data has this input"),
         (["data.processor=images"], "each of the inputs has its own"),
         (["task=next_token"], "the task 'next_token' reads one input"),
-        (["wide=ngrams"], "a wide path reads one input"),
+        (["wide=ngrams"], "'ngrams' reads one input; use 'inputs'"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(changes: list[str], reason: str | None) -> None:

@@ -130,7 +130,12 @@ def test_a_run_is_at_least_as_good_as_the_linear_map_and_finds_after_reload(run:
     assert run.evaluation is not None
     validation = run.evaluation["splits"]["validation"]
     table = next(each for each in validation["sections"] if each["kind"] == "contestants")
-    assert {row[0] for row in table["rows"]} == {"linear map", "attention", "attention, linear map"}
+    assert {row[0] for row in table["rows"]} == {
+        "linear map",
+        "attention",
+        "attention, linear map",
+        "nearest neighbour",
+    }
     column = table["columns"].index("recall 1")
     linear = next(float(row[column]) for row in table["rows"] if row[0] == "linear map")
     assert float(table["rows"][0][column]) >= linear
@@ -141,6 +146,34 @@ def test_a_run_is_at_least_as_good_as_the_linear_map_and_finds_after_reload(run:
         for each in (run, again)
     ]
     assert torch.equal(*pairs)
+
+
+def test_the_nearest_row_is_found_by_its_definition_and_kept_by_a_run(run: Run) -> None:
+    task, dataset = opened(run)
+    wide = run.wide
+    assert isinstance(wide, PairMap)
+    before = wide.share.clone(), bool(wide.finds_rows)
+    rows = [*dataset.examples["train"], *dataset.examples["validation"]]
+    batch = task.collator(run.recipe, run.vocabulary)([row.fields for row in rows])
+    assert batch.source is not None
+    assert int(wide.kept) == len(rows)
+    raw = np.stack([row.fields.features[0] for row in rows]).astype(np.float64)
+    x = (raw - raw.mean(0)) / (raw.std(0) + 1e-6)
+    x = TruncatedSVD(16, random_state=0).fit_transform(x)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    vectors = wide.second(batch.input).numpy()
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    wide.set_share(0.0, 1.0)
+    wide.find_rows(True)
+    found = wide.joined(None, batch.source, wide.first).numpy()
+    for row, vector in enumerate(found):
+        alike = np.flatnonzero(x @ x[row] > (x @ x[row]).max() - 1e-3)  # equal pictures, up to rounding
+        assert max(float(vectors[each] @ vector) for each in alike) == pytest.approx(1, abs=1e-3)
+    wide.find_rows(False)
+    linear = wide.joined(None, batch.source, wide.first).numpy()
+    assert np.abs(linear - found).max() > 0.01
+    wide.set_share(*before[0].tolist())
+    wide.find_rows(before[1])
 
 
 def test_parts_that_do_not_read_their_input_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ import numpy as np
 from qkv.choosing.describe import as_asked
 from qkv.choosing.finetune import adapt_of, finetuned
 from qkv.choosing.guessed import with_processor
-from qkv.choosing.signals.register import RecipeRequest, choice_for, has_choice
+from qkv.choosing.mixed_columns import with_inputs
+from qkv.choosing.signals.pairs.mixed import choose_mixed
+from qkv.choosing.signals.register import Choice, RecipeRequest, choice_for, has_choice
 from qkv.choosing.signals.settings import MINUTES, short_form
 from qkv.choosing.verbs import reads_any_signal, task_written, tunes
 from qkv.costs.cost import cost
@@ -116,7 +118,7 @@ def automatic_task(
     kind, data = _of_start(kind, data, start)
     request = _recipe_request(task_of(kind), data, overrides, machine, start, adapt)
     processor = request.data.processor
-    choice = choice_for(request.task) or choice_for(processor)
+    choice = choice_for(request.task) or _joined(request) or choice_for(processor)
     if choice is None:
         if processor is not None:
             raise UserError(
@@ -132,6 +134,11 @@ def automatic_task(
     recipe = _within_memory(chosen)
     raced = not quick and not any(change.path[0] == "model" for change in assignments(request.changes))
     return as_asked(recipe if raced else recipe.changed(candidates={}), quick, request.changes)
+
+
+def _joined(request: RecipeRequest) -> Choice | None:
+    """Return the function that chooses a recipe for several inputs that are read together; None for one input."""
+    return choose_mixed if request.data.inputs and request.task.joins_inputs else None
 
 
 def _of_start(kind: str, data: Mapping[str, Any], start: str | None) -> tuple[str, Mapping[str, Any]]:
@@ -175,15 +182,16 @@ def _recipe_request(
     ``start`` or ``adapt`` is given for a task without fine-tuning.
     """
     changes = list(overrides)
-    data_spec = _with_processor_named(Data.parse(dict(data)), changes)
+    data_spec, note = _with_processor_named(Data.parse(dict(data)), changes), ""
     if choice_for(task) is None or reads_any_signal(task.kind):
-        data_spec = with_processor(data_spec, task)
+        data_spec, note = with_inputs(data_spec, task, guess=start is None)
+        data_spec = data_spec if data_spec.inputs else with_processor(data_spec, task)
         if start is not None:
             data_spec = _with_processor_of(start, data_spec, changes)
     elif (start is not None or adapt is not None) and not tunes(task.kind):
         sentence = f"models of the task {task.kind!r} are not fine-tuned by this command"
         raise UserError(f"{sentence}; omit --from and --adapt")
-    return RecipeRequest(task, data_spec, changes, machine)
+    return RecipeRequest(task, data_spec, changes, machine, note)
 
 
 def _with_processor_named(data: Data, changes: Sequence[str]) -> Data:

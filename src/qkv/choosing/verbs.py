@@ -17,7 +17,7 @@ class Verb(NamedTuple):
     task: kind of the task.   named: option -> role of the column that the option names.   settings: other option ->
     recipe field that the option sets.   tunes: True if published models can be fine-tuned for the task.   signals: True
     if the input may be a text, a pair of texts, or values of any processor.   written: kind of task that goes on with a
-    start whose decoder writes the answers.
+    start whose decoder writes the answers.   joins: True if several inputs may be read together.
     """
 
     task: str
@@ -26,21 +26,24 @@ class Verb(NamedTuple):
     tunes: bool = True
     signals: bool = False
     written: str = ""
+    joins: bool = False
 
     @property
     def columns(self) -> dict[str, str]:
         """Option -> role of the column that the option names: inputs of all registered processors, then the columns of
         the task.
         """
-        inputs = (*_TEXTS, *processor_roles()) if self.signals else ()
+        inputs = (*_TEXTS, *processor_roles(), *((CELLS,) if self.joins else ())) if self.signals else ()
         return {**{name: name for name in inputs}, **self.named}
 
 
 _TEXTS = ("text", "pair")
+CELLS = "cells"
+"""Option that names columns of numbers and categories."""
 VERBS = {
-    "classify": Verb("classification", {"label": "label"}, signals=True),
-    "multilabel": Verb("multilabel", {"labels": "labels"}, signals=True),
-    "regress": Verb("regression", {"value": "value"}, signals=True),
+    "classify": Verb("classification", {"label": "label"}, signals=True, joins=True),
+    "multilabel": Verb("multilabel", {"labels": "labels"}, signals=True, joins=True),
+    "regress": Verb("regression", {"value": "value"}, signals=True, joins=True),
     "transcribe": Verb(
         "transcription", {"transcript": "transcript", "speaker": "speaker"}, signals=True, written="speech_to_text"
     ),

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from qkv.frontends.frontend import Frontend, Past, build_frontend
 from qkv.frontends.text import TextFrontend
 from qkv.layers.context import Context, Memories
+from qkv.layers.features import WIDE
 from qkv.layers.signal import Signal, placeholder
 from qkv.layers.tap import Tap
 from qkv.spec.model import Stack
@@ -129,7 +130,7 @@ class JoinedFrontend(TextFrontend):
             return super().embedded(signal, context)
         ids = signal.values
         x = super().embedded(replace(signal, values=ids.clamp(min=0)), context)
-        unknown = next((name for name in signal.inputs if name not in self.inputs), None)
+        unknown = next((name for name in signal.inputs if name not in (*self.inputs, WIDE)), None)
         if unknown is not None:
             raise UserError(f"the model has no input {unknown!r}; it reads {', '.join(self.inputs)}")
         for index, name in enumerate(self.inputs):

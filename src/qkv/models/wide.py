@@ -128,11 +128,15 @@ class Ngrams(LinearPath):
 
     def weights(self, bag: Tensor, counts: Tensor) -> Tensor:
         """Return the TF-IDF weights (B, F) of features; 0 where the count is 0."""
-        weights = torch.where(counts > 0, (1 + counts.clamp(min=1).log()) * self.idf[bag], 0)
-        words = bag < self.buckets
-        squares = weights.square()
-        norms = [torch.where(group, squares, 0).sum(-1, keepdim=True).sqrt() for group in (words, ~words)]
-        return weights / torch.where(words, *norms).clamp(min=1e-12)
+        return _tf_idf(bag, counts, self.idf, self.buckets)
+
+
+def _tf_idf(bag: Tensor, counts: Tensor, idf: Tensor, buckets: int) -> Tensor:
+    weights = torch.where(counts > 0, (1 + counts.clamp(min=1).log()) * idf[bag], 0)
+    words = bag < buckets
+    squares = weights.square()
+    norms = [torch.where(group, squares, 0).sum(-1, keepdim=True).sqrt() for group in (words, ~words)]
+    return weights / torch.where(words, *norms).clamp(min=1e-12)
 
 
 @implements(spec.Features)
@@ -186,6 +190,36 @@ class Subtrees(Features):
         dense, counts = bag.amounts[:, : self.first], bag.amounts[:, self.first :]
         weights = torch.cat((self.scaled(dense), counts.to(self.table.dtype).log1p()), 1)
         return F.embedding_bag(bag.values, self.table, per_sample_weights=weights, mode="sum") + self.bias
+
+
+@implements(spec.AllInputs)
+class AllInputs(Features):
+    """Linear map of features of several inputs: (B, D + F) ids and counts -> Σ_i t_i W[id_i] + c, (B, C).
+
+    The first D counts are features of signals and cells with t = (x - mean) / deviation; the others are n-grams of the
+    text, with ids from D on and TF-IDF weights as in ``Ngrams``.
+    """
+
+    idf: Tensor
+
+    def __init__(self, part: spec.AllInputs, num_outputs: int):
+        super().__init__(part, num_outputs)
+        self.first, self.buckets = len(self.mean), part.text.buckets if part.text else 0
+        self.table = nn.Parameter(torch.zeros(self.first + 2 * self.buckets, num_outputs), requires_grad=False)
+        self.register_buffer("idf", torch.ones(2 * self.buckets))
+
+    def forward(self, signal: Signal) -> Tensor:
+        bag, first = _bag(signal), self.first
+        outputs = self.scaled(bag.amounts[:, :first]) @ self.table[:first] + self.bias
+        if not self.buckets:
+            return outputs
+        ids, counts = (bag.values[:, first:] - first).clamp(min=0), bag.amounts[:, first:]
+        weights = self.weights(ids, counts.to(self.table.dtype))
+        return outputs + F.embedding_bag(ids, self.table[first:], per_sample_weights=weights, mode="sum")
+
+    def weights(self, bag: Tensor, counts: Tensor) -> Tensor:
+        """Return the TF-IDF weights (B, F) of n-grams; 0 where the count is 0."""
+        return _tf_idf(bag, counts, self.idf, self.buckets)
 
 
 @implements(spec.Columns)
@@ -251,18 +285,58 @@ class PairMap(WidePath):
 
     first, second: the linear map of each input. A deep vector u of an input and v are joined to (√a u, √b v), whose
     similarity is a · that of the deep path + b · that of this path; a + b = 1.
+
+    keys, values (R, A), in fp16: of training rows, the first input on its principal axes and the vector of the second
+    one, of which the first ``kept`` are filled. With ``by_rows`` 1, v of a first input is the value of the row whose
+    key is most similar to lookup(features). Runs of older versions have no rows.
     """
+
+    keys: Tensor
+    values: Tensor
+    kept: Tensor
+    by_rows: Tensor
 
     def __init__(self, part: spec.PairMap, num_outputs: int):
         super().__init__()
         self.first, self.second = (build_linear(each, part.axes) for each in (part.first, part.second))
+        self.lookup = None if part.rows is None else build_linear(part.first, part.axes)
+        if part.rows is not None:
+            self.register_buffer("keys", torch.zeros(part.rows, part.axes, dtype=torch.float16))
+            self.register_buffer("values", torch.zeros(part.rows, part.axes, dtype=torch.float16))
+            self.register_buffer("kept", torch.tensor(0))
+            self.register_buffer("by_rows", torch.tensor(0))
+
+    @property
+    def finds_rows(self) -> bool:
+        """True if the vector of a first input is that of the nearest training row."""
+        return self.lookup is not None and bool(self.by_rows)
+
+    def find_rows(self, on: bool) -> None:
+        """Set whether the vector of a first input is that of the nearest training row."""
+        if self.lookup is not None:
+            self.by_rows.fill_(int(on))
+
+    def keep(self, keys: Tensor, values: Tensor) -> None:
+        """Keep rows: first inputs on the axes of ``lookup``, and vectors of second ones, (n, a), a ≤ A."""
+        for place, rows in ((self.keys, keys), (self.values, values)):
+            place.zero_()
+            place[: len(rows), : rows.shape[1]] = F.normalize(rows, dim=-1).to(place.dtype)
+        self.kept.fill_(len(keys))
+
+    def nearest(self, signal: Signal) -> Tensor:
+        """Return the vector (B, A) of the training row that is nearest to each first input."""
+        assert self.lookup is not None
+        keys = F.normalize(self.lookup(signal), dim=-1)
+        rows = (keys @ self.keys[: int(self.kept)].to(keys.dtype).T).argmax(-1)
+        return self.values[rows].to(keys.dtype)
 
     def joined(self, deep: Tensor | None, signal: Signal, path: LinearPath) -> Tensor:
         """Join the deep vectors (B, P), None if a is 0, with those of ``path``, first or second, for its ``signal``."""
         if not self.reads(WIDE):
             assert deep is not None
             return deep
-        vectors = F.normalize(path(signal), dim=-1)
+        by_rows = path is self.first and self.finds_rows
+        vectors = F.normalize(self.nearest(signal) if by_rows else path(signal), dim=-1)
         if deep is None:
             return vectors
         a, b = self.share.sqrt()

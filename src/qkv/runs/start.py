@@ -60,6 +60,12 @@ _MARKS = ("begin", "framed")
 """Settings of text-to-text tasks that determine the begin tokens and special tokens of a text."""
 
 
+_OF_BLOCKS = ("width", "num_layers", "blocks", "norm")
+"""Fields of a model that its blocks and their weights depend on."""
+_BLOCKS = ("blocks.", "norm.")
+"""Beginnings of the names of the weights of blocks and of the final norm."""
+
+
 class StartModel(NamedTuple):
     """Model, tokenizers and processors of the run or checkpoint that a recipe fine-tunes. ``model`` is None if the
     folder holds weights without a spec; ``tokenizer`` is None if the model neither reads nor generates text.
@@ -96,7 +102,7 @@ def with_start(recipe: Recipe, previous: Recipe | None = None) -> Recipe:
         check_trainable(recipe, recipe.name or "the recipe")
     source = recipe.start.checkpoint
     if source is None:
-        return recipe
+        return _with_blocks(recipe, previous)
     if previous and previous.start.checkpoint == source:
         tokenizers = previous.data.tokenizer, previous.data.target_tokenizer
         ends = previous.sample.stop_token_ids
@@ -110,6 +116,20 @@ def with_start(recipe: Recipe, previous: Recipe | None = None) -> Recipe:
     if start.ends and not recipe.sample.stop_token_ids and recipe.task.head == LanguageModelHead().serves:
         recipe = recipe.changed(sample=recipe.sample.changed(stop_token_ids=start.ends))
     return recipe if start.model is None else recipe.changed(model=_described(recipe, start.model, start.heads))
+
+
+def _with_blocks(recipe: Recipe, previous: Recipe | None) -> Recipe:
+    """Return the recipe with width, blocks and norm of the run whose blocks it begins with, unless it sets them."""
+    source = recipe.start.blocks_of
+    if source is None:
+        return recipe
+    model = previous.model if previous and previous.start == recipe.start else find_start(source).model
+    if model is None:
+        raise UserError(f"start: {source!r} holds weights without a {SPEC}, so its blocks are unknown")
+    default = Model()
+    missing = [name for name in _OF_BLOCKS if getattr(recipe.model, name) == getattr(default, name)]
+    changed = recipe.model.changed(**{name: getattr(model, name) for name in missing})
+    return recipe.changed(model=changed)
 
 
 def find_start(source: str) -> StartModel:
@@ -308,6 +328,8 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
     ``UserError`` if they do not fit.
     """
     source = recipe.start.checkpoint
+    if recipe.start.blocks_of is not None:
+        return [_take_blocks(model, recipe.start.blocks_of)]
     if source is None:
         return []
     folder = Path(source).expanduser()
@@ -328,6 +350,21 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
     rest = "" if fits else f"; its head is initialised at random{', except ' * bool(some)}{', '.join(sorted(some))}"
     begun = f"the model is initialised with the weights of {source!r}{rest}"
     return [begun, *resampled, *_folder_notices(model, pooling, source), *_new_rows(model, model_tensors, tensors)]
+
+
+@torch.no_grad()
+def _take_blocks(model: Transformer, source: str) -> str:
+    """Copy the weights of the blocks and the final norm of ``source``; return a notice. Raises ``UserError``."""
+    folder = Path(source).expanduser()
+    tensors, _ = _of_run(folder) if _is_run(folder) else _of_published(_opened(source)[0])
+    tensors_to_set = {name: each for name, each in weights(model).items() if name.startswith(_BLOCKS)}
+    stored = {name: tuple(each.shape) for name, each in tensors.items() if name.startswith(_BLOCKS)}
+    if stored != {name: tuple(each.shape) for name, each in tensors_to_set.items()}:
+        sentence = "differ from those of the recipe; leave out width, num_layers, blocks and norm of the model"
+        raise UserError(f"start: the blocks of {source!r} {sentence}")
+    for name, each in tensors_to_set.items():
+        each.copy_(tensors[name])
+    return f"the blocks are those of {source!r}; the front end and the head are initialised at random"
 
 
 def _folder_notices(model: Transformer, pooling: SentencePooling | None, source: str) -> list[str]:

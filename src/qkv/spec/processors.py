@@ -29,6 +29,7 @@ Kind = Literal[
     "series",
     "messages",
     "name",
+    "cell",
 ]
 
 
@@ -75,6 +76,9 @@ class Processor(Part, slot=True):
 
     of_sounds: ClassVar[bool] = False
     """True if a value is a sound, of samples over time."""
+
+    of_cells: ClassVar[bool] = False
+    """True if a value is a number or a category in a cell of a table, which may be empty."""
 
     in_windows: ClassVar[bool] = False
     """True if windows of a long sound can be read one by one, as frames of a whole number of samples."""

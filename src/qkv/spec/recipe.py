@@ -89,7 +89,7 @@ class Recipe(Spec):
         problems = [*self._data_problems(), *self._words_problems(), *self._processor_problems()]
         problems += self._decoding_problems()
         # The default head is replaced by the task's, and default blocks by those of the checkpoint.
-        begun = self.start.checkpoint is not None
+        begun = self.start.checkpoint is not None or self.start.blocks_of is not None
         if not begun or self.model.head != LanguageModelHead():
             problems += self._head_problems() + self._wide_problems()
         if not begun or self.model.blocks != Model.model_fields["blocks"].default:
@@ -196,8 +196,8 @@ class Recipe(Spec):
             return [Problem(("data", "inputs") if inputs else path, sentence)]
         if self.model.encoder is not None:
             return [Problem(("model", "encoder"), "several inputs form one row, which needs no encoder; leave it out")]
-        if self.wide is not None:
-            return [Problem(("wide",), "a wide path reads one input; leave it out")]
+        if self.wide is not None and not self.wide.joins:
+            return [Problem(("wide",), f"{self.wide.kind!r} reads one input; use 'inputs', or leave it out")]
         if self.start.checkpoint is not None and not read:
             return []  # the front ends are those of the start
         problems = list[Problem]()

@@ -299,6 +299,8 @@ def with_vocabulary(recipe: Recipe, vocabulary: Vocabulary) -> Recipe:
     fitted = _with_both if recipe.task.separates_inputs else _with_processor
     model, processor = fitted(recipe, vocabulary), vocabulary.processor
     wide = recipe.wide if recipe.wide is None or processor is None else recipe.wide.of_processor(processor)
+    if wide is not None and recipe.data.inputs:
+        wide = wide.of_inputs(vocabulary.processors)
     if wide is not None and recipe.task.separates_inputs:
         first, second = (vocabulary.processors.get(name) for name in recipe.data.inputs)
         wide = wide.of_both(first, second)

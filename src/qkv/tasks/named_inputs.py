@@ -5,20 +5,24 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
+from qkv.data.batching.batch import INPUT, Batch
 from qkv.data.batching.padding import lengths_or_none, padded
+from qkv.data.features.ngrams import Bag, bag_of
 from qkv.data.processors.processor import build_processor
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal, placeholder
+from qkv.spec.models.wide import WidePath
 from qkv.spec.recipe import Recipe
 from qkv.system.errors import UserError
 from qkv.tasks.dataset import Example, leaves
 from qkv.tasks.example_task import Truncation, text_in
-from qkv.tasks.inputs import EncodedRow, InputReader, SignalReader, TextReader
+from qkv.tasks.inputs import EncodedRow, InputReader, SignalReader, TextReader, with_bags
 
 
 class EncodedInputs(NamedTuple):
@@ -75,7 +79,7 @@ class InputsEncoder(Truncation):
         for leaf in leaves(value):
             total.update(leaf.tobytes() if isinstance(leaf, np.ndarray) else repr(leaf).encode())
         content = int.from_bytes(total.digest(), "little")
-        count = self.frontends[name].num_positions or self.processors[name].size(value)
+        count = self.frontends[name].positions_of(self.processors[name].size(value))
         place = [placeholder(list(self.frontends).index(name), len(self.frontends), content)] * count
         return self.processors[name].span(value, place, lambda text: self.tokenizer.reading_special.encode(text))
 
@@ -107,7 +111,7 @@ class InputsEncoder(Truncation):
         return " | ".join([*texts.values(), *([str(row[self.text])] if self.text else [])])
 
     def notes(self, examples: int) -> list[str]:
-        notes = [note for processor in self.processors.values() for note in processor.notes()]
+        notes = [f"{name}: {note}" for name, processor in self.processors.items() for note in processor.notes()]
         text = self.text
         if text and self.counts[text]:
             some = f"{self.counts[text]:,} of {examples:,} examples were truncated"
@@ -131,6 +135,7 @@ class JoinedReader(InputReader):
         frame = vocabulary.tokenizer.frame if vocabulary.has_text else None
         self.before, self.behind = (frame.before, frame.behind) if frame else ((), ())
         self.encoder = InputsEncoder(recipe, vocabulary, recipe.model.context_length - len(self.before + self.behind))
+        self.parts = {} if recipe.wide is None else recipe.wide.parts  # type: ignore[attr-defined]
 
     def example(self, row: Mapping[str, Any], truth: Any) -> Example:
         fields, _ = self.noted(row, truth)
@@ -140,12 +145,36 @@ class JoinedReader(InputReader):
         read, length = self.encoder.encode(row)
         ids = np.array([*self.before, *read.ids.tolist(), *self.behind], np.int64)
         note = self.encoder.note(length, self.encoder.text) if self.encoder.text else {}
-        return EncodedRow(read._replace(ids=ids), truth), note
+        return self._wide(EncodedRow(read._replace(ids=ids), truth), row), note
+
+    def _wide(self, encoded: EncodedRow, row: Mapping[str, Any]) -> EncodedRow:
+        """Add what the wide path reads of the inputs: dense features, then the n-grams of the text."""
+        if not self.parts:
+            return encoded
+        values = dict(zip(self.encoder.processors, encoded.value.values, strict=True))
+        read = [self._features(name, values[name], part) for name, part in self.parts.items() if part.of_values]
+        features = np.concatenate([np.zeros(0, np.float32), *read]).astype(np.float32)
+        features = features if len(features) else np.zeros(1, np.float32)
+        texts = [bag_of(part, [text_in(row, name)]) for name, part in self.parts.items() if not part.of_values]
+        return encoded._replace(features=features, bag=texts[0] if texts else Bag(np.zeros(0, np.int64), features[:0]))
+
+    def _features(self, name: str, value: Any, part: WidePath) -> np.ndarray:
+        features = self.encoder.processors[name].read_by(value, part)
+        if features is None:
+            raise UserError(f"wide.parts.{name}: {part.kind!r} finds no features in this input; leave it out")
+        return features
 
     def signal(self, rows: Sequence[EncodedRow]) -> tuple[Signal, Tensor | None]:
         ids, lengths = padded([row.value.ids for row in rows])
         inputs = self.encoder.signals([row.value.values for row in rows])
-        return Signal(ids, lengths_or_none(ids, lengths), inputs=inputs), None
+        signal = Signal(ids, lengths_or_none(ids, lengths), inputs=inputs)
+        return (with_bags(signal, [_joined_bag(row) for row in rows]) if self.parts else signal), None
+
+    def change(self, batch: Batch, rng: np.random.Generator) -> Batch:
+        inputs = dict(batch.input.inputs or {})
+        for name, processor in self.encoder.processors.items():
+            inputs[name] = processor.augmented(inputs[name], rng)[0]
+        return replace(batch, signals={**batch.signals, INPUT: replace(batch.input, inputs=inputs)})
 
     def notes(self, examples: int) -> list[str]:
         return self.encoder.notes(examples)
@@ -156,3 +185,12 @@ class JoinedReader(InputReader):
     def picture(self, row: Mapping[str, Any]) -> str | None:
         drawn = (processor.picture(row[name]) for name, processor in self.encoder.processors.items())
         return next((picture for picture in drawn if picture is not None), None)
+
+
+def _joined_bag(row: EncodedRow) -> Bag:
+    """Return the bag of a row: its dense features, then the n-grams of its text."""
+    assert row.features is not None
+    assert row.bag is not None
+    first = len(row.features)
+    ids = np.concatenate((np.arange(first), first + row.bag.ids))
+    return Bag(ids, np.concatenate((row.features, row.bag.counts)))

@@ -22,11 +22,11 @@ from qkv.tasks.registry import build_task
 
 class RecipeRequest:
     """Input of the functions that choose a recipe: task, data with the processor of its kind (None for text),
-    overrides, and machine.
+    overrides, machine, and a sentence for the description.
     """
 
-    def __init__(self, task: Task, data: Data, changes: Sequence[str], machine: Machine | None = None):
-        self.task, self.data, self.changes, self._machine = task, data, changes, machine
+    def __init__(self, task: Task, data: Data, changes: Sequence[str], machine: Machine | None = None, note: str = ""):
+        self.task, self.data, self.changes, self._machine, self.note = task, data, changes, machine, note
 
     @cached_property
     def records(self) -> Records:

@@ -14,6 +14,7 @@ _COLUMN = "COLUMN"
 _OF_TASKS = {
     "text": (_COLUMN, "Input text column; default: guessed."),
     "pair": (_COLUMN, "Column of a second text, for text pairs."),
+    "cells": ("COLUMNS", "Columns of numbers and categories beside the other inputs."),
     "label": (_COLUMN, "Column of classes; of prefer: whether an answer is good."),
     "labels": (_COLUMN, "Column of labels."),
     "value": (_COLUMN, "Number column."),

@@ -16,7 +16,7 @@ from qkv.data.records.values import Unusable
 Rows = Sequence[Mapping[str, Any]]
 INPUTS = ("text", "words")
 """Kinds of roles that are inputs, unless the model generates the role (``Role.written``)."""
-SIGNALS = ("image", "sound", "signal", "series")
+SIGNALS = ("image", "sound", "signal", "series", "cell")
 """Kinds of inputs that are compared only in addition to a text."""
 
 

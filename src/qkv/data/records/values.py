@@ -328,6 +328,7 @@ CONVERT: dict[str, Callable[[Any, str], Any]] = {
     "series": _signal,
     "messages": lambda value, name: value,
     "name": lambda value, name: None if is_empty(value) else str(value).strip(),
+    "cell": lambda value, name: None if is_empty(value) else value,
 }
 """Function that converts a column's value for each kind of role.
 

@@ -58,10 +58,11 @@ def predict_table(run: Run, source: str, columns: Mapping[str, str]) -> TablePre
 
 def rows_for(run: Run, inputs: Sequence[Any]) -> list[dict[str, Any]]:
     """Convert ``inputs`` to rows for ``predict``. Each input is a mapping, which is used as it is, or the value of the
-    task's only input. Raises ``UserError``.
+    task's only input; a cell that it lacks is empty. Raises ``UserError``.
     """
     asks = task_of(run).asks
-    return [_row_for(entry, asks, run.recipe.task.kind) for entry in inputs]
+    empty = {name: None for name, processor in value_columns(run).items() if processor.spec.of_cells}
+    return [_row_for({**empty, **entry} if empty else entry, asks, run.recipe.task.kind) for entry in inputs]
 
 
 def _row_for(entry: Any, asks: tuple[str, ...], kind: str) -> dict[str, Any]:

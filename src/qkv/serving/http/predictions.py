@@ -98,7 +98,7 @@ def _read(model: ServedModel, content: Any) -> Any:
     """
     row = content if isinstance(content, dict) else {model.task.asks[0]: content}
     for column, processor in value_columns(model.run).items():
-        values = () if processor.spec.of_graphs else _texts(row.get(column))
+        values = () if processor.spec.of_graphs or processor.spec.of_cells else _texts(row.get(column))
         uri, form = (SOUND_URI, "a sound as {}wav") if processor.spec.of_sounds else (IMAGE_URI, "an image as {}png")
         wrong = next((text for text in values if not text.startswith(uri)), None)
         if wrong is not None:

@@ -29,6 +29,11 @@ class Start(Part, slot=True):
         """
         return None
 
+    @property
+    def blocks_of(self) -> str | None:
+        """Run or published checkpoint whose blocks are read alone, behind another front end; None for other kinds."""
+        return None
+
     @classmethod
     def short_form(cls, text: str) -> Any:
         match = _KIND.fullmatch(text)
@@ -56,6 +61,20 @@ class CheckpointStart(Start, kind="checkpoint"):
         if self.source.partition("(")[0].strip() in Start.kinds():  # a folder that is called like a kind of start
             return super().essential()
         return self.source  # as written by hand, and as stored with the weights of earlier runs
+
+
+class BlocksStart(Start, kind="blocks"):
+    """Weights of the blocks and the final norm of a run, behind another front end and before another head.
+
+    With ``training.frozen: [blocks, norm]`` one encoder serves several kinds of signals (Meta-Transformer, Zhang et al.
+    2023). Width, blocks and norm that the recipe leaves out are those of the run.
+    """
+
+    source: str = Field(min_length=1, description="run folder, or folder or name of a published checkpoint")
+
+    @property
+    def blocks_of(self) -> str:
+        return self.source
 
 
 class WeightPiece(Spec):

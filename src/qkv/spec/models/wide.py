@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from qkv.spec.base import Part
+from qkv.spec.base import ByName, Part
 from qkv.spec.errors import Problem
 from qkv.spec.frontends import Frontend
 from qkv.spec.heads import Head
@@ -52,9 +52,22 @@ class WidePath(Part, slot=True):
         """Return a copy with room for as many texts of training rows, none longer; by default unchanged."""
         return self
 
+    def of_rows(self, count: int) -> Self:
+        """Return a copy with room for ``count`` training rows; by default unchanged."""
+        return self
+
     def of_both(self, first: Processor | None, second: Processor | None) -> Self:
         """Return a copy for two inputs and their fitted processors, None for texts; by default unchanged."""
         return self
+
+    def of_inputs(self, processors: Mapping[str, Processor]) -> Self:
+        """Return a copy for several inputs in one row, with their fitted processors; by default unchanged."""
+        return self
+
+    @property
+    def joins(self) -> bool:
+        """True if it reads several inputs that are read together."""
+        return False
 
     def misfit(self, frontend: Frontend, head: Head) -> str:
         """Return an error message if the path cannot add to the outputs of the model, else "".
@@ -217,17 +230,74 @@ class Nearest(Features, kind="nearest"):
         return ""
 
 
+class AllInputs(Features, kind="inputs"):
+    """Linear map of the features of several inputs that are read together: of signals, of cells, and n-grams of a text.
+
+    The features of inputs that are not text are standardised; n-grams are weighted as by ``ngrams``. The share of each
+    input and the penalty have the least validation loss. After training, each input alone is a contestant, too.
+    """
+
+    noun = "linear"
+    parts: ByName[WidePath] = Field(default={}, description="features of each input by name")
+
+    @property
+    def joins(self) -> bool:
+        return True
+
+    @property
+    def text(self) -> Ngrams | None:
+        """The n-grams of the text; None without a text."""
+        return next((part for part in self.parts.values() if not part.of_values), None)  # type: ignore[return-value]
+
+    @property
+    def ranges(self) -> dict[str, slice]:
+        """Columns of each input that is not text, in the order of ``parts``."""
+        ranges, begin = dict[str, slice](), 0
+        for name, part in self.parts.items():
+            size = getattr(part, "count", None) or 0
+            if part.of_values:
+                ranges[name], begin = slice(begin, begin + size), begin + size
+        return ranges
+
+    def of_processor(self, processor: Processor) -> Self:
+        return self
+
+    def of_inputs(self, processors: Mapping[str, Processor]) -> Self:
+        parts = {
+            name: part.of_processor(processors[name]) if name in processors else part
+            for name, part in self.parts.items()
+        }
+        count = sum(getattr(part, "count", None) or 0 for part in parts.values() if part.of_values)
+        return self.changed(parts=parts, count=max(1, count))
+
+    def problems(self) -> list[Problem]:
+        sentence = "reads several inputs: 'ngrams' of a text, 'features' or 'hog' of others, not {}"
+        kinds = {name: part.kind for name, part in self.parts.items()}
+        wrong = {name: kind for name, kind in kinds.items() if kind not in ("ngrams", "features", "hog")}
+        return [Problem(("parts", name), sentence.format(repr(kind))) for name, kind in wrong.items()]
+
+    def misfit(self, frontend: Frontend, head: Head) -> str:
+        if not frontend.inputs_read:
+            return "'inputs' reads several inputs in one row; use the front end 'joined', or 'features' or 'ngrams'"
+        return WidePath.misfit(self, frontend, head)
+
+
 class PairMap(WidePath, kind="pair_map"):
     """Linear maps of the features of two inputs, such as an image and a text, into one space of vectors.
 
     The vectors of the second input are its features on their principal axes; ridge regression predicts them from the
-    features of the first. Similarity = a · that of the model's vectors + b · that of these; a + b = 1.
+    features of the first. Similarity = a · that of the model's vectors + b · that of these; a + b = 1. In place of the
+    prediction, the vector of the training row with the most similar first input is a contestant, too.
     """
 
     noun = "linear map"
     first: WidePath = Field(description="features of the first input")
     second: WidePath = Field(description="features of the second input")
     axes: int = Field(default=256, ge=1, le=LARGEST, description="maximum number of principal axes")
+    rows: int | None = Field(default=None, gt=0, description="training rows that are kept; filled in from the data")
+
+    def of_rows(self, count: int) -> Self:
+        return self if self.rows is not None else self.changed(rows=count)
 
     @property
     def sides(self) -> tuple[WidePath, ...]:

@@ -149,7 +149,7 @@ class _Features:
     def standardised(self, indices: np.ndarray, some: Sequence[Example]) -> tuple[FeatureTable, _Transform]:
         """Standardise dense features to (features - mean) / deviation; return (table, function for other rows)."""
         x = np.array([self.simple(example) for example in some], np.float64)
-        mean, deviation = _moments(x)
+        mean, deviation = moments(x)
 
         def transform(rows: Sequence[Example]) -> np.ndarray:
             dense = np.array([self.simple(example) for example in rows], np.float64)
@@ -167,7 +167,7 @@ class _Features:
         from scipy.sparse import csr_matrix, hstack
 
         bags, first = [self.bag(example) for example in some], self.first
-        mean, deviation = _moments(np.array([bag.counts[:first] for bag in bags], np.float64))
+        mean, deviation = moments(np.array([bag.counts[:first] for bag in bags], np.float64))
         ids, rows = np.unique(np.concatenate([bag.ids[first:] for bag in bags]), return_counts=True)
         ids = ids[rows > 1]
         root = max(1, first) ** 0.5
@@ -204,7 +204,7 @@ def counted(bags: Sequence[Bag], ids: np.ndarray) -> Any:
     return csr_matrix((data, indices, ends), shape=(len(bags), len(ids)))
 
 
-def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Compute (mean, standard deviation) of each column; the deviation of a constant column is set to 1."""
     mean, deviation = x.mean(0), x.std(0)
     deviation[deviation == 0] = 1

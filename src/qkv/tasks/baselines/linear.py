@@ -270,6 +270,11 @@ def _ridge(x: Any, values: np.ndarray, penalty: float, iterations: int) -> Fitte
     return Fitted(solver.coef_[:, None], np.array([solver.intercept_]))
 
 
+def fit_with(solver: Solver, x: Any, targets: np.ndarray, penalty: float) -> Fitted:
+    """Fit to features x (rows, F) with one penalty for all features."""
+    return _Design(x, targets[:, None], 0.0).fit(solver.fit, targets, penalty, _ITERATIONS)
+
+
 def scales(x: Any, groups: np.ndarray, power: float) -> np.ndarray:
     """Compute feature scales (F), as in naive Bayes: large if a feature's frequency differs between groups of rows.
 

@@ -23,6 +23,7 @@ from qkv.spec.tasks import Classification
 from qkv.system.errors import UserError
 from qkv.tasks.baselines.baselines import ngram_accuracy
 from qkv.tasks.baselines.feature_baselines import feature_accuracy
+from qkv.tasks.baselines.input_features import input_accuracies
 from qkv.tasks.baselines.linear import Solver, label_solver
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import Collate, column
@@ -140,6 +141,7 @@ class ClassificationTask(PooledTask):
         accuracies = {"accuracy_of_most_frequent_label": 100 * truth.count(usual) / max(1, len(truth))}
         if self.processor is not None:
             return accuracies | feature_accuracy(dataset, split, labels, truth)
+        accuracies |= input_accuracies(dataset, split, labels, truth)
         texts, texts_of_split = self.texts(train_rows), self.texts(rows)
         linear = (
             None if texts is None or texts_of_split is None else ngram_accuracy(texts, labels, texts_of_split, truth)

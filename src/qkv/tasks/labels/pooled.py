@@ -144,7 +144,7 @@ class PooledTask(ExampleTask, JoinedTask):
         return reader_of(recipe, vocabulary)
 
     def change(self, recipe: Recipe, vocabulary: Vocabulary) -> Callable[[Batch, np.random.Generator], Batch] | None:
-        return self.reader(recipe, vocabulary).change if self.processor is not None else None
+        return self.reader(recipe, vocabulary).change if self.processor is not None or self.inputs else None
 
     def encode(self, row: Mapping[str, Any], vocabulary: Vocabulary, reader: Reader) -> Example:
         assert isinstance(reader, InputReader)

@@ -21,6 +21,7 @@ from qkv.spec.register import implements
 from qkv.system.errors import UserError
 from qkv.tasks.baselines.baselines import ngram_rmse
 from qkv.tasks.baselines.feature_baselines import feature_rmse
+from qkv.tasks.baselines.input_features import input_errors
 from qkv.tasks.baselines.linear import Solver, value_solver
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.example_task import Collate, column
@@ -104,9 +105,10 @@ class RegressionTask(PooledTask):
         values, truth = ([row["value"] for row in some] for some in (train_rows, rows))
         if self.processor is not None:
             return feature_rmse(dataset, split, values, truth)
+        errors = input_errors(dataset, split, values, truth)
         texts, texts_of_split = self.texts(train_rows), self.texts(rows)
         linear = None if texts is None or texts_of_split is None else ngram_rmse(texts, values, texts_of_split, truth)
-        return {} if linear is None else {"rmse_of_ngrams": linear}
+        return errors if linear is None else {**errors, "rmse_of_ngrams": linear}
 
     def shown(self, row: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
         return f"{answer['answer']} (truth: {row['value']:.4g})"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from qkv.data.batching.batch import INPUT, SOURCE, Batch
+from qkv.data.corpora.corpus import TRAIN, VALIDATION
 from qkv.data.records.model import Records
 from qkv.data.records.values import Unusable
 from qkv.data.vocabulary import Vocabulary
@@ -31,7 +32,7 @@ from qkv.tasks.dataset import Dataset, Example, ExampleDataset, Scale
 from qkv.tasks.example_task import ExampleTask, Reader, Rows, column, encode_rows, fit_processors, framed_by, trained
 from qkv.tasks.inputs import input_roles
 from qkv.tasks.metrics.retrieval_metrics import both_ways
-from qkv.tasks.multimodal.baseline import matching_baselines
+from qkv.tasks.multimodal.baseline import matching_baselines, spread
 from qkv.tasks.multimodal.pair_inputs import EncodedPair, PairInput, PairInputs, pair_inputs_of, with_wide
 from qkv.tasks.task import Evaluation, Observed, Totals
 
@@ -66,6 +67,12 @@ class MatchingTask(ExampleTask):
             return Vocabulary(processors=processors)
         tokenizer = framed_by(trained(recipe.data.text_tokenizer, column(records, name)), 1)
         return Vocabulary(tokenizer, tokenizer, processors=processors)
+
+    def completed(self, recipe: Recipe, records: Records) -> Recipe:
+        if recipe.wide is None:
+            return recipe
+        rows = sum(len(records.splits.get(split, ())) for split in (TRAIN, VALIDATION))
+        return recipe.changed(wide=recipe.wide.of_rows(len(spread(rows))))
 
     def limits(self, recipe: Recipe) -> dict[str, int]:
         return {}

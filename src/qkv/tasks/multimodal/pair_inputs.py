@@ -13,7 +13,7 @@ from qkv.data.features.ngrams import Bag, bag_of
 from qkv.data.processors.processor import build_processor
 from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
-from qkv.spec.models.wide import WidePath
+from qkv.spec.models.wide import Features, WidePath
 from qkv.spec.recipe import Recipe
 from qkv.system.errors import UserError
 from qkv.tasks.dataset import leaves
@@ -109,7 +109,9 @@ class ProcessorInput(PairInput):
         return self.processor.player(row[self.name])
 
     def features(self, values: Sequence[Any]) -> np.ndarray | None:
-        rows = [row for row in map(self.processor.features, values) if row is not None]
+        part = self.processor.strongest()
+        read = (self.processor.read_by(value, Features() if part.counts else part) for value in values)
+        rows = [row for row in read if row is not None]
         return np.stack(rows) if len(rows) == len(values) else None
 
     def wide_features(self, row: Mapping[str, Any], value: Any) -> np.ndarray:

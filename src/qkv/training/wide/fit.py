@@ -128,7 +128,7 @@ def _of_ngrams(wide: Ngrams, task: JoinedTask, dataset: ExampleDataset, also: st
     def place(fitted: Fitted) -> None:
         weights = np.zeros((len(wide.table), wide.num_outputs))
         weights[used] = fitted.weights
-        _copy((wide.table, wide.bias), (weights, fitted.intercept))
+        copy_into((wide.table, wide.bias), (weights, fitted.intercept))
 
     description = f"{len(used):,} n-grams of {rows:,} rows"
     return Design(
@@ -147,7 +147,7 @@ def _of_features(wide: Features, task: JoinedTask, dataset: Dataset, also: str |
 
     def place(fitted: Fitted) -> None:
         weights = table.placed(fitted, len(wide.table))
-        _copy((wide.table, wide.bias, wide.mean, wide.deviation), (weights, fitted[1], table.mean, table.deviation))
+        copy_into((wide.table, wide.bias, wide.mean, wide.deviation), (weights, fitted[1], table.mean, table.deviation))
 
     description = f"{table.x.shape[1]:,} features ({words(table.name)}) of {len(table.kept):,} rows"
     targets, truth = _targets(task, dataset, also)[table.kept], task.targets(dataset, VALIDATION)
@@ -155,7 +155,8 @@ def _of_features(wide: Features, task: JoinedTask, dataset: Dataset, also: str |
 
 
 @torch.no_grad()
-def _copy(places: Sequence[Tensor], values: Sequence[Any]) -> None:
+def copy_into(places: Sequence[Tensor], values: Sequence[Any]) -> None:
+    """Copy values into tensors."""
     for place, value in zip(places, values, strict=True):
         place.copy_(torch.as_tensor(value))
 
@@ -189,6 +190,24 @@ def join_linear(
     all are worse, it is the contestant with the best metric. Between equal losses, the cheaper contestant wins: wide,
     then deep, then combined. ``name``: name of the deep path.
     """
+    assert isinstance(task.wide, LinearPath)
+    return joined_with_singles(model, task, dataset, precision, stop, name, _of_singles)
+
+
+Singles = Callable[[Any, JoinedTask, Any], dict[str, tuple[Tensor, Tensor]]]
+"""Function of (wide path, task, data set) that fits paths of a part of the features: name -> (table, bias)."""
+
+
+def joined_with_singles(
+    model: Transformer,
+    task: JoinedTask,
+    dataset: Dataset,
+    precision: str,
+    stop: Callable[[], bool],
+    name: str,
+    singles: Singles,
+) -> list[Contestant] | None:
+    """Compare the deep path, the wide path, both, and the ``singles``; see ``join_linear``."""
     path, name = task.wide, deep_name(model, name)
     assert isinstance(path, LinearPath)
     batches = _subset_in_memory(dataset.rows(VALIDATION), path.num_outputs)
@@ -209,11 +228,11 @@ def join_linear(
         contestant(name, reads, wide)
         for name, reads in ((simple, (WIDE,)), (name, (DEEP,)), (f"{name}, {simple}", (DEEP, WIDE)))
     ]
-    tables = _of_singles(path, task, dataset)
+    tables = singles(path, task, dataset)
     contestants += [contestant(name, (WIDE,), _linear(path, table, batches)) for name, table in tables.items()]
     order = ranked(contestants, task.metric, _best_baseline(task, dataset))
     if order[0].name in tables:
-        _copy((path.table, path.bias), tables[order[0].name])
+        copy_into((path.table, path.bias), tables[order[0].name])
     path.set_share(order[0].deep, order[0].wide)
     return order
 
@@ -259,9 +278,9 @@ def _best_baseline(task: JoinedTask, dataset: Dataset) -> float | None:
 def _linear(wide: LinearPath, table: tuple[Tensor, Tensor], batches: Sequence[Batch]) -> list[Tensor]:
     """Compute the outputs of the wide path with ``table``, another (table, bias), in fp64 on the CPU."""
     table_before = wide.table.clone(), wide.bias.clone()
-    _copy((wide.table, wide.bias), table)
+    copy_into((wide.table, wide.bias), table)
     results = [at_least_single(wide(batch.to(wide.table.device).input)).double().cpu() for batch in batches]
-    _copy((wide.table, wide.bias), table_before)
+    copy_into((wide.table, wide.bias), table_before)
     return results
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from qkv.data.features.ngrams import Bag
-from qkv.models.wide import Ngrams
+from qkv.models.wide import AllInputs, Ngrams
 
 _ROWS = 4096
 """Number of rows whose TF-IDF weights are computed at once."""
@@ -25,16 +25,16 @@ def count_features(bags: Iterable[Bag], columns: int) -> Any:
     return csr_matrix((counts, ids, np.cumsum([0, *(len(bag.ids) for bag in rows)])), shape=(len(rows), columns))
 
 
-def fit_idf(wide: Ngrams, counts: Any) -> np.ndarray:
+def fit_idf(wide: Ngrams | AllInputs, counts: Any) -> np.ndarray:
     """Set the idf weights of ``wide`` from the counts of the training rows; return in how many rows each feature
     occurs.
     """
-    occurring = np.bincount(counts.indices, minlength=len(wide.table))
+    occurring = np.bincount(counts.indices, minlength=len(wide.idf))
     wide.idf.copy_(torch.from_numpy(np.log((1 + counts.shape[0]) / (1 + occurring)) + 1))
     return occurring
 
 
-def tf_idf(wide: Ngrams, counts: Any) -> Any:
+def tf_idf(wide: Ngrams | AllInputs, counts: Any) -> Any:
     """Return the TF-IDF weights of counts, a sparse matrix of the same shape, by the formula of the path."""
     weighted, ends = counts.copy(), counts.indptr
     for begin in range(0, counts.shape[0], _ROWS):

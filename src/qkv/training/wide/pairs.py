@@ -30,6 +30,7 @@ from qkv.training.wide.ngram_weights import count_features, fit_idf, tf_idf
 
 _STEPS, _BEGIN = 200, 2.3
 """Steps of the optimiser of the factors, and the logarithm of their first value."""
+_NEAREST = "nearest neighbour"
 _LARGEST = 4.6
 """Bound of the logarithm of a factor: similarities are scaled by at most 100."""
 
@@ -59,6 +60,11 @@ def _fit(wide: WidePath | None, examples: Sequence[Example]) -> int:
     ridge = metric_library("sklearn.linear_model").RidgeCV(alphas=PENALTIES).fit(x @ axes, y @ targets)
     _place(wide.second, targets, np.zeros(targets.shape[1]))
     _place(wide.first, axes @ np.atleast_2d(ridge.coef_).T, np.atleast_1d(ridge.intercept_))
+    if wide.lookup is not None:
+        _place(wide.lookup, axes, np.zeros(axes.shape[1]))
+        for name, scale in wide.first.named_buffers():
+            wide.lookup.get_buffer(name).copy_(scale)
+        wide.keep(torch.from_numpy(np.asarray(x @ axes)), torch.from_numpy(np.asarray(y @ targets)))
     return len(rows)
 
 
@@ -107,24 +113,32 @@ class _Similarities(NamedTuple):
     vectors: tuple[Tensor, Tensor]
     contents: Tensor
 
+    def by(self, vectors: Tensor) -> _Similarities:
+        """Return a copy with other vectors of the wide path."""
+        return self._replace(wide=vectors[:, 0] @ vectors[:, 1].T, vectors=(self.vectors[DEEP], vectors))
+
 
 def join_pairs(
     model: Transformer, task: MatchingTask, dataset: ExampleDataset, precision: str, stop: Callable[[], bool], name: str
 ) -> list[Contestant] | None:
-    """Choose between the deep path called ``name``, the linear map, and both, by the validation split; return all
-    contestants, the best first. None if ``stop`` returned True.
+    """Choose between the deep path called ``name``, the linear map, both, and the nearest training rows, by the
+    validation split; return all contestants, the best first. None if ``stop`` returned True.
 
     Each contestant has the scale and offset of lowest validation loss; those of the best one are set in the head.
     """
     wide, head, name = task.wide, model.head, deep_name(model, name)
     assert isinstance(wide, PairMap)
     assert isinstance(head, Matcher)
-    batches = [*_similarities(model, task, dataset, precision, stop)]
+    wide.find_rows(False)
+    linear = [*_similarities(model, task, dataset, precision, stop)]
+    near = [] if wide.lookup is None else _of_rows(wide, task, model, dataset, linear)
     if stop():
         return None
     fits = dict[str, tuple[float, float, float]]()
     contestants = list[Contestant]()
-    for label, reads in (("linear map", (WIDE,)), (name, (DEEP,)), (f"{name}, linear map", (DEEP, WIDE))):
+    entries = [("linear map", (WIDE,)), (name, (DEEP,)), (f"{name}, linear map", (DEEP, WIDE))]
+    for label, reads in [*entries, *([(_NEAREST, (WIDE,))] if near else [])]:
+        batches = near if label == _NEAREST else linear
         a, b, offset = fits[label] = _factors(head, batches, reads)
         deep, totals = a / (a + b), Totals()
         for batch in batches:
@@ -137,9 +151,25 @@ def join_pairs(
     baselines = matching_baselines(dataset, VALIDATION, inputs)
     order = ranked(contestants, task.metric, max(baselines.values(), default=None))
     wide.set_share(order[0].deep, order[0].wide)
+    wide.find_rows(order[0].name == _NEAREST)
     a, b, offset = fits[order[0].name]
     head.set_scale(a + b, offset)
     return order
+
+
+def _of_rows(
+    wide: PairMap, task: MatchingTask, model: Transformer, dataset: ExampleDataset, linear: Sequence[_Similarities]
+) -> list[_Similarities]:
+    """Return the similarities with the vectors of the nearest training rows in place of the linear map."""
+    wide.set_share(0.0, 1.0)
+    wide.find_rows(True)
+    with torch.no_grad(), evaluating(model):
+        vectors = [
+            at_least_single(task.row_outputs(model, batch.to(model.device))).cpu()
+            for batch, _ in zip(dataset.rows(VALIDATION), linear, strict=False)
+        ]
+    wide.find_rows(False)
+    return [each.by(rows) for each, rows in zip(linear, vectors, strict=True)]
 
 
 def _similarities(

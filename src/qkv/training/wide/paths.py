@@ -10,11 +10,12 @@ import torch
 
 from qkv.models.nearest import Nearest
 from qkv.models.transformer import Transformer
-from qkv.models.wide import WIDE, LinearWindow, PairMap, WidePath
+from qkv.models.wide import WIDE, AllInputs, LinearWindow, PairMap, WidePath
 from qkv.tasks.dataset import Dataset, ExampleDataset
 from qkv.tasks.task import Task
 from qkv.training.race.contestants import Contestant
 from qkv.training.wide.fit import fit_linear, join_linear, refit_linear
+from qkv.training.wide.inputs import fit_inputs, join_inputs, refit_inputs
 from qkv.training.wide.nearest import join_nearest, keep_rows
 from qkv.training.wide.pairs import fit_pairs, join_pairs, refit_pairs
 from qkv.training.wide.window import fit_window, join_window
@@ -44,6 +45,11 @@ def _window(path: LinearWindow) -> WideFunctions:
 @functions_of.register
 def _pairs(path: PairMap) -> WideFunctions:
     return WideFunctions(fit_pairs, refit_pairs, join_pairs)
+
+
+@functions_of.register
+def _inputs(path: AllInputs) -> WideFunctions:
+    return WideFunctions(fit_inputs, refit_inputs, join_inputs)
 
 
 @functions_of.register

@@ -216,6 +216,7 @@ FITS: dict[Kind, Callable[[Profile], bool]] = {
     "signal": lambda p: p.objects > 0,
     "series": lambda p: p.series >= 0.9 * p.filled,
     "messages": lambda p: p.objects > 0,
+    "cell": lambda p: not p.objects and not p.lists,
 }
 """Function that tests whether a column fits a kind; a label column has at most 20 distinct values, or one per 20
 rows.
