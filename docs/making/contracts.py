@@ -1,4 +1,4 @@
-"""Write the table of docs/contracts.md from the registered parts and tests: ``python docs/making/contracts.py``."""
+"""Write the tables of docs/contracts.md from the registered parts and tests: ``python docs/making/contracts.py``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,20 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "saved": ("save, load, convert",),
 }
 """Columns of the table: checks of the battery."""
-_BEGIN, _END = "<!-- table contracts: docs/making/contracts.py -->\n", "<!-- end of table contracts -->\n"
 
 
 def page() -> str:
-    """docs/contracts.md with its table made anew."""
+    """docs/contracts.md with its tables made anew."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, table in (("contracts", _contracts()), ("ranks", _ranks())):
+        begin, end = f"<!-- table {name}: docs/making/contracts.py -->\n", f"<!-- end of table {name} -->\n"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def _contracts() -> str:
+    """Table of the checks that each part is under."""
     from tests.contracts.battery import CHECKS, NOT_OF_DECODING
     from tests.contracts.limits import LIMITS
     from tests.contracts.samples import BIDIRECTIONAL, SAMPLES
@@ -46,8 +55,25 @@ def page() -> str:
         shown = f"[{limit.what}](../tests/{limit.test.partition('::')[0]})" if limit.test else limit.what
         rows.append(f"| `{kind}` | {' | '.join(cells)} | {shown} |\n")
     head = f"| part | {' | '.join(COLUMNS)} | limit |\n|{'---|' * (len(COLUMNS) + 2)}\n"
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
-    return f"{before}{_BEGIN}\n{head}{''.join(rows)}\n{_END}{rest.partition(_END)[2]}"
+    return f"{head}{''.join(rows)}"
+
+
+def _ranks() -> str:
+    """Table of how each part computes rows that ranks share, with the number of specs for each way."""
+    from tests.contracts.samples import BIDIRECTIONAL, SAMPLES, WIDTH
+
+    from qkv.mixers.registry import branches, build_branch
+    from qkv.parallel.context.ways import WAYS, way_of
+
+    rows = []
+    for kind in sorted(spec.kind for spec in branches() if spec.__module__.startswith("qkv.")):
+        parts = [*SAMPLES.get(kind, ()), *(part for part in BIDIRECTIONAL if part.kind == kind)]
+        ways = [way_of(build_branch(part, WIDTH)) for part in parts]
+        counts = [sum(way.name == name for way in ways) for name in WAYS]
+        reasons = "; ".join(sorted({way.reason for way in ways if not way.name}))
+        cells = [*(str(count or "") for count in counts), reasons]
+        rows.append(f"| `{kind}` | {' | '.join(cells)} |\n")
+    return f"| part | {' | '.join(WAYS)} | other specs not: a spec that |\n|{'---|' * (len(WAYS) + 2)}\n{''.join(rows)}"
 
 
 def _cell(decoding: int, other: int, every: bool) -> str:

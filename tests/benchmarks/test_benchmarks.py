@@ -31,6 +31,7 @@ PRINTS: dict[str, tuple[str, ...]] = {
     "codec": ("codecs", "scalar", "residual", "digits", "recordings", "said by the model"),
     "contours": ("shapes, intersection over union", "difference from uniform", "64"),
     "capture": ("outputs of a head read", "token after", "plain, after a capture"),
+    "context_parallel": ("a training pass on a row of 64 positions", "ring", "heads", "state", "off by"),
     "attention": ("causal attention", "chosen", "ratio chosen / torch sdpa"),
     "decode": (
         "left out: transformers",

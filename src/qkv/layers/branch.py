@@ -33,6 +33,8 @@ class Branch(Observable, Declared):
     """True if the latest positions can be dropped by decreasing the stack's position count alone."""
     reads_pages: bool = False
     """True if the branch reads keys and values directly from the pages of a paged state; see ``qkv.state.pages``."""
+    only_by_keys: bool = False
+    """True if positions exchange information only by attention to keys and values, see ``KeyValueBranch.elsewhere``."""
     replayable: bool = False
     """True if a call with a state reads its positions from tensors only.
 

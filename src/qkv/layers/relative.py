@@ -34,6 +34,16 @@ class Relative(LookupTable):
     """True if only ``rotate`` and ``slopes`` have an effect: no bias, no added values."""
     replayable: bool = False
     """True if all results are computed on the device from positions on the device; see ``Branch.replayable``."""
+    by_positions: bool = True
+    """True if rotation and bias follow from a query, a key and their positions, and nothing is added to values.
+
+    Then they are known where only some positions of a row are.
+    """
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """Weights that ``bias`` reads."""
+        return tuple(self.parameters())
 
     def rotate(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
         """Rotate queries (B, H, N, Dk) and keys (B, G, N, Dk) by their positions in ``context`` (RoPE)."""
@@ -99,6 +109,8 @@ class Rope(Relative):
 class LengthRope(Rope):
     """RoPE whose frequencies depend on the length of a row: the number of its positions so far (LongRoPE, 2024)."""
 
+    by_positions = False
+
     def rotation(self, context: Context, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         real = context.positions if context.valid is None else context.positions.masked_fill(~context.valid, -1)
         lengths = F.pad(real, (0, 1), value=-1).amax(-1)[:, None, None] + 1  # a call may have no positions
@@ -120,6 +132,7 @@ class Rope2D(Relative):
     """
 
     only_slopes = True
+    by_positions = False
 
     def __init__(self, part: parts.Rope2D, attention: branches.Attention, widths: tuple[int, int]):
         super().__init__()
@@ -180,6 +193,7 @@ class Shaw(Relative):
         self.reach, count = part.max_distance, 2 * part.max_distance + 1
         self.key_table = nn.Parameter(torch.zeros(count, widths[0]))
         self.value_table = nn.Parameter(torch.zeros(count, widths[1])) if part.values else None
+        self.by_positions = not part.values
 
     def _index(self, sites: Sites) -> Tensor:
         return clipped_distances(sites.query, sites.key, self.reach)
@@ -229,6 +243,10 @@ class T5Buckets(Relative, SharedTable):
     def read_from(self, owner: T5Buckets) -> None:
         self.table, self.owner = None, (owner,)
 
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        return (*self.parameters(), *(weight for owner in self.owner for weight in owner.parameters()))
+
     def bias(self, q: Tensor, sites: Sites, scale: float, context: Context) -> Tensor:
         distance = sites.key[:, None, :] - sites.query[:, :, None]
         buckets = distance_buckets(distance, self.part.num_buckets, self.part.max_distance, self.causal)
@@ -245,6 +263,8 @@ class Bias2D(Relative, SharedTable):
     pairs in which a position is not on the grid, such as a class token: the query, the key, or both (BEiT, Bao et al.
     2022). Each layer has its own table; with ``shared`` all layers use the table of the first layer.
     """
+
+    by_positions = False
 
     def __init__(self, part: parts.Bias2D, attention: branches.Attention, widths: tuple[int, int]):
         """Create the table. Raises ``UserError`` if the sizes of the grid are unknown."""
@@ -288,6 +308,8 @@ class ShortestPath(Relative):
     table (max_distance + 2, H), initialised to 0; its last row is for pairs without a path. Without a graph all
     positions are neighbours: d_ij = 1 for i ≠ j.
     """
+
+    by_positions = False
 
     def __init__(self, part: parts.ShortestPath, attention: branches.Attention, widths: tuple[int, int]):
         super().__init__()

@@ -14,6 +14,7 @@ With a list of norms, parallel branches have separate norms before f and g.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -35,6 +36,8 @@ class Slot(Observable, nn.Module):
 
     norms_output = False
     """True if ``norm`` reads the output of the branch, before it is added to the stream."""
+    relay: Callable[[Branch, Tensor, Context], Tensor] | None = None
+    """Call of the branch on rows of which this process holds a part (``qkv.parallel.context``); None for whole rows."""
 
     def __init__(self, block: BlockSpec, j: int, width: int, name: str, memory_width: int | None = None):
         super().__init__()
@@ -53,7 +56,10 @@ class Slot(Observable, nn.Module):
 
     def computed(self, x: Tensor, context: Context, state: State | None) -> tuple[Tensor, State | None]:
         """Return (f(x), next state), f with the branch's constant factor; the tap, if any, may replace x and f(x)."""
-        y, state = self.body(self.offer(context.tap, "input", x), context, state)
+        if self.relay is not None:
+            y = self.relay(self.body, x, context)
+        else:
+            y, state = self.body(self.offer(context.tap, "input", x), context, state)
         y = y if self.factor == 1 else self.factor * y
         return self.offer(context.tap, "output", y), state
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from qkv.layers.norms import Norm, build_norm
 from qkv.layers.observable import Points, standard
 from qkv.layers.relative import build_relative
 from qkv.mixers.attention import in_pages
-from qkv.mixers.attention.attend import attend
+from qkv.mixers.attention.attend import Attend, attend
 from qkv.mixers.attention.head_norms import build_head_norm
 from qkv.mixers.attention.output_gate import build_output_gate
 from qkv.mixers.attention.shaped import Shape
@@ -23,7 +24,7 @@ from qkv.mixers.masks import build_mask
 from qkv.mixers.value_convolution import ValueConvolution
 from qkv.ops.at_least_single import single_or_wider
 from qkv.ops.attention.choose import attention
-from qkv.ops.attention.reference import AttentionProblem
+from qkv.ops.attention.reference import AttentionProblem, ScoreTerm
 from qkv.ops.masks import Causal, SharedSites, Sites
 from qkv.ops.native import pages
 from qkv.ops.native.pages import ScoreTerms
@@ -42,6 +43,9 @@ class KeyValueBranch(Branch):
 
     The store holds all positions, or under a causal window mask only those of the window and the sinks.
     """
+
+    elsewhere: Attend | None = None
+    """Attention to keys of which other processes hold a part (``qkv.parallel.context``); None if all are here."""
 
     def __init__(self, part: BranchSpec, width: int, mask: Mask, sizes: tuple[int, int, int]):
         """Create the branch. sizes: sizes per position, (number of key/value heads, features per key, per value)."""
@@ -233,6 +237,12 @@ class Attention(KeyValueAttention):
         return supported and self.part.top_k is None and pages.available(self.like())
 
     @property
+    def only_by_keys(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """True unless values are mixed otherwise too, or scores need all keys at once, or more than positions."""
+        otherwise = self.shape is not None or self.value_convolution is not None or self.part.top_k is not None
+        return self.relative.by_positions and not otherwise
+
+    @property
     def replayable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """True under a causal mask, which hides the slots after a position, without ``top_k``."""
         return isinstance(self.mask, Causal) and self.relative.replayable and self.part.top_k is None
@@ -269,7 +279,7 @@ class Attention(KeyValueAttention):
         keys, values, state, sites = self.with_past(k, v, context, state)
         problem = self._problem(q, sites, context)
         if context.tap is None:
-            out = attention(q, keys, values, problem)
+            out = (self.elsewhere or attention)(q, keys, values, problem)
         else:
             out = attend(self, (q, keys, values), problem, context)
         if self.shape is not None:
@@ -279,7 +289,13 @@ class Attention(KeyValueAttention):
     def _problem(self, q: Tensor, sites: Sites, context: Context) -> AttentionProblem:
         part, relative = self.part, self.relative
         dropout = part.dropout if self.training else 0.0
-        bias, values = relative.bias(q, sites, self.scale, context), relative.values(sites)
+        term = None
+        if self.elsewhere is None:
+            bias, values = relative.bias(q, sites, self.scale, context), relative.values(sites)
+        else:
+            bias = values = None
+            if not relative.only_slopes:
+                term = ScoreTerm(partial(relative.bias, scale=self.scale, context=context), relative.tables)
         return AttentionProblem(
             self.mask,
             sites,
@@ -291,6 +307,7 @@ class Attention(KeyValueAttention):
             values,
             part.softcap,
             self.sink,
+            term,
         )
 
 

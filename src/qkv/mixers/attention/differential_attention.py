@@ -12,6 +12,7 @@ from qkv.layers.layout import Layouts, from_heads
 from qkv.layers.relative import build_relative
 from qkv.mixers.attention.attend import attend
 from qkv.mixers.attention.attention import KeyValueAttention
+from qkv.ops.attention.choose import attention
 from qkv.ops.attention.reference import AttentionProblem
 from qkv.spec.mixers import latent_attention as spec
 from qkv.spec.register import implements
@@ -38,6 +39,11 @@ class DifferentialAttention(KeyValueAttention):
         vectors = (nn.Parameter(torch.randn(self.head_dim) * _STD) for _ in range(4))
         self.first_query, self.first_key, self.second_query, self.second_key = vectors
 
+    @property
+    def only_by_keys(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """True unless the rotation depends on the length of a row."""
+        return self.relative.by_positions
+
     def layouts(self) -> Layouts:
         pairs = from_heads(self.num_heads * self.value_dim, 2 * self.value_dim)
         return {**super().layouts(), "output": pairs}
@@ -48,7 +54,7 @@ class DifferentialAttention(KeyValueAttention):
         keys, values, state, sites = self.with_past(k, v, context, state)
         pairs = torch.cat(values.chunk(2, 1), -1).repeat(1, 2, 1, 1)
         problem = AttentionProblem(self.mask, sites, self.scale, dropout=self.part.dropout if self.training else 0.0)
-        first, second = attend(self, (q, keys, pairs), problem, context).chunk(2, 1)
+        first, second = attend(self, (q, keys, pairs), problem, context, self.elsewhere or attention).chunk(2, 1)
         out = F.rms_norm(first - self._factor().to(first.dtype) * second, first.shape[-1:], eps=self.part.eps)
         out = self.offer(context.tap, "head_outputs", (1 - self.part.start) * out)
         return self.output(out.transpose(1, 2).flatten(2)), state

@@ -39,6 +39,8 @@ class LatentAttention(KeyValueBranch):
         q_h · W_kh c = (W_kh^T q_h) · c        Σ_j p_j W_vh c_j = W_vh Σ_j p_j c_j
     """
 
+    only_by_keys = True
+
     def __init__(self, part: spec.LatentAttention, width: int):
         (key_dim, rope_dim, out_dim), rank = part.dims(width), part.rank(width)
         # Both parts are stored as one key without a value, so that no step has to join them.
@@ -89,7 +91,7 @@ class LatentAttention(KeyValueBranch):
         k = torch.cat((k, turned.expand(-1, self.num_heads, -1, -1)), -1)
         # The fused kernels want values as wide as keys.
         wide = F.pad(v, (0, k.shape[-1] - self.out_dim)) if self.out_dim < k.shape[-1] else v
-        return attend(self, (q, k, wide), problem, context)[..., : self.out_dim]
+        return attend(self, (q, k, wide), problem, context, self.elsewhere or attention)[..., : self.out_dim]
 
     def absorbed(self, q: Tensor, latents: Tensor, problem: AttentionProblem, context: Context) -> Tensor:
         """Compute the same output with the maps of keys and values applied to queries and outputs instead."""

@@ -15,6 +15,7 @@ so may Dk and Dv. The output of a query without visible keys is 0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -37,6 +38,17 @@ class RelativeValues:
 
 
 @dataclass(frozen=True)
+class ScoreTerm:
+    """Term of the scaled scores as a function (queries (B, H, n, Dk), their sites) -> (B or 1, H, n, m).
+
+    It can be computed for some keys at a time. tables: weights that it reads, which have a gradient.
+    """
+
+    compute: Callable[[Tensor, Sites], Tensor | None]
+    tables: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
 class AttentionProblem:
     """Arguments of attention besides q, k and v, the same for all implementations. None: not used.
 
@@ -45,7 +57,8 @@ class AttentionProblem:
     that a weight is set to 0; the others are divided by 1 - dropout. added (B or 1, H or 1, N, M): differentiable term
     added to the scaled scores. top_k: number of largest scores per query; all other keys get the weight 0. values:
     relative position vectors added to the values. softcap: c; scaled scores s become c · tanh(s / c) before other terms
-    are added. sink (H): logit per head that takes part in the softmax but has no value.
+    are added. sink (H): logit per head that takes part in the softmax but has no value. term: function that computes
+    ``added``, for attention to keys that are elsewhere (``qkv.parallel.context``), which alone reads it.
     """
 
     mask: Mask
@@ -58,6 +71,7 @@ class AttentionProblem:
     values: RelativeValues | None = None
     softcap: float | None = None
     sink: Tensor | None = None
+    term: ScoreTerm | None = None
 
     def capped(self, scores: Tensor) -> Tensor:
         """Apply the soft cap c · tanh(s / c) to scores (Gemma 2, 2024); without a soft cap, return them unchanged."""
