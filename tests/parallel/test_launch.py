@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 from tests.parallel.test_several import STEPS, recipe_of
 from tests.training.kill_storm import differences
 
-from qkv.parallel import launch
+from qkv.parallel import launch, meeting
 from qkv.parallel.meeting import LOST, MEETING, LostContactError, in_contact, joined, rank_of_process, report_failure
 from qkv.runs.storage.checkpoint import CheckpointStore
 from qkv.spec.files.yaml_io import write_spec
+from qkv.system import device
+from qkv.system.errors import UserError
 from qkv.system.world import ALONE
 
 FAULTS = Path(__file__).with_name("faults.py")
@@ -101,6 +104,21 @@ def test_errors_of_exchanges_are_told_from_others() -> None:
 def test_without_others_a_process_trains_alone() -> None:
     with joined(1) as world:
         assert world is ALONE
+
+
+def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = list[int]()
+    monkeypatch.setattr(device, "training_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert meeting._takes_gpu()
+    assert chosen == [1]
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UserError, match="process 2 of this machine has no GPU, because there are 2"):
+        meeting._takes_gpu()
+    monkeypatch.setattr(device, "training_device", lambda: torch.device("cpu"))
+    assert not meeting._takes_gpu()
 
 
 def command(text: Path, folder: Path, *options: str, **training: Any) -> list[str]:

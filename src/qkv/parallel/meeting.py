@@ -44,22 +44,39 @@ def joined(timeout: float) -> Iterator[World]:
     if size == 1:
         yield ALONE
         return
-    import torch
     import torch.distributed as dist
 
-    from qkv.system.device import training_device
     from qkv.system.world import ProcessGroupWorld
 
     if MEETING in os.environ:
         _watch_parent()
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    backend = "nccl" if training_device().type == "cuda" else "gloo"
+    backend = "nccl" if _takes_gpu() else "gloo"
     method = f"file://{os.environ[MEETING]}/store" if MEETING in os.environ else "env://"
     with in_contact():
         dist.init_process_group(backend, method, timedelta(seconds=timeout), size, rank)
         yield ProcessGroupWorld(timeout=timeout)
         dist.destroy_process_group()
+
+
+def _takes_gpu() -> bool:
+    """Make the GPU with this process's number on the machine its current one; return False if it trains on the CPU.
+
+    Raises ``UserError`` if there is none of that number.
+    """
+    import torch
+
+    from qkv.system.device import VARIABLE, training_device
+
+    if training_device().type != "cuda":
+        return False
+    number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= count:
+        raise UserError(
+            f"process {number} of this machine has no GPU, because there are {count}; start as many processes as GPUs, "
+            f"or set {VARIABLE}=cpu"
+        )
+    torch.cuda.set_device(number)
+    return True
 
 
 @contextmanager
