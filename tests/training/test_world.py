@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 import torch
@@ -53,6 +53,33 @@ def test_a_measured_choice_is_that_of_the_first_process() -> None:
         assert choose("op", "case", lambda: Choice("op", "case", "a", "measured"), ("a", "b")) is sent
         assert choose("op", "small", lambda: Choice("op", "small", "a", "by its shape")).twin == "a"
     assert [choice.twin for choice in table.choices.values()] == ["b", "a"]
+
+
+def test_a_process_chooses_alone_for_what_others_do_not_compute() -> None:
+    """The second process has no exchange to answer, and would wait or take another one's value."""
+    own = Choice("op", "case", "a", "measured")
+    with using(ChoiceTable(Second())) as table, using(table.aside()) as aside:
+        assert choose("op", "case", lambda: own, ("a", "b")).twin == "a"
+    assert aside.choices
+    assert not table.choices
+    assert (alone := ChoiceTable()).aside() is alone
+
+
+def test_choices_made_apart_become_those_of_the_first_process_that_made_them() -> None:
+    first, second = (Choice("op", case, "a", "measured") for case in ("x", "y"))
+    other = Choice("op", "x", "b", "measured")
+
+    class Meeting(Second):
+        """The second of three processes, of which the others made ``first`` and ``other``."""
+
+        def gather(self, value: T) -> list[T]:
+            return cast("Any", [[(("op", "x"), first)], value, [(("op", "x"), other), (("op", "z"), other)]])
+
+    with using(ChoiceTable(Meeting(others=(3,)))) as table:
+        with table.apart():
+            assert choose("op", "y", lambda: second, ("a", "b")) == second
+            choose("op", "x", lambda: other, ("a", "b"))
+        assert {case: choice.twin for (_, case), choice in table.choices.items()} == {"x": "a", "y": "a", "z": "b"}
 
 
 def test_a_signal_to_another_process_stops_this_one() -> None:

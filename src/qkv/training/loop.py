@@ -21,7 +21,7 @@ from qkv.lens.health.spikes import SpikeDetector
 from qkv.models.edit.adapt import rate_factors
 from qkv.models.wide import num_parameters
 from qkv.ops.linear.precision import autocast
-from qkv.ops.selection.choices import ChoiceTable, using
+from qkv.ops.selection.choices import ChoiceTable, table, using
 from qkv.parallel.mesh import arrange
 from qkv.parallel.shards import whole
 from qkv.report.evaluation import ERRORS
@@ -232,7 +232,8 @@ class Trainer:
         )
         if self.guard:
             self.guard.passed(step, self.model, self.setup.task.wide, self.optimizer)
-        record = self.gauge.end(batches)
+        with using(table().aside()):  # the first process alone looks inside the model
+            record = self.gauge.end(batches)
         if record:
             self.record.health(step, record)
         self.budget.saw(step, clock.seconds() - began)

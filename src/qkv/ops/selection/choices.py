@@ -89,6 +89,16 @@ class ChoiceTable:
             for choices in reversed(world.gather(list(self.choices.items())[before:])):
                 self.choices.update(choices)
 
+    def aside(self) -> ChoiceTable:
+        """Return the table for work that one process does while the others go on: a copy, whose new choices the others
+        do not need; this table if there are no others.
+        """
+        if self._world.size == 1:
+            return self
+        copy = ChoiceTable()
+        copy.choices.update(self.choices)
+        return copy
+
     def snapshot(self) -> list[dict[str, object]]:
         """Return all choices as plain data, for ``restore``."""
         return [asdict(choice) for choice in self.choices.values()]
