@@ -2,7 +2,7 @@
 
     python benchmarks/context_parallel.py --write benchmarks/results/context_parallel.md
 
-A causal model of two blocks (width 128) computes loss and gradients of one row. Sides: attention to keys that travel
+A causal model of one block (width 64) computes loss and gradients of one row. Sides: attention to keys that travel
 (``ring``), attention by heads that are exchanged for positions (``heads``), and linear attention whose state goes from
 rank to rank (``state``); with one process, each is the model alone. Each process uses one thread, so that the time of 4
 processes on 2 cores is no speed-up; memory is the peak of the largest process above what it holds before the pass.
@@ -53,9 +53,9 @@ def arguments() -> argparse.Namespace:
 def model(side: str) -> Transformer:
     """Model of a side, with the same weights in every process."""
     torch.manual_seed(0)
-    blocks = [{"branches": [MIXERS[side], "gated_feed_forward"]}] * 2
+    blocks = [{"branches": [MIXERS[side], "gated_feed_forward"]}]
     frontend = {"kind": "text", "vocab_size": VOCABULARY, "positions": "none"}
-    return build(Model.parse({"width": 128, "context_length": 256, "frontend": frontend, "blocks": blocks}))
+    return build(Model.parse({"width": 64, "context_length": 256, "frontend": frontend, "blocks": blocks}))
 
 
 def kilobytes(name: str) -> int:
@@ -128,6 +128,7 @@ def measure(given: argparse.Namespace) -> None:
             alone = figures if alone is None else alone
             error = max(abs(figures[name] / alone[name] - 1) for name in ("loss", "norm"))
             rows.append(_row(side, size, length, figures, alone, error))
+            print(*rows[-1], flush=True)
     columns = ["side", "processes", "positions of each", "peak MB of a process", "of one", "seconds", "loss, gradient"]
     title = f"a training pass on a row of {length:,} positions"
     print_table(f"\n{title}", columns, rows)

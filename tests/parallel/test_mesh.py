@@ -55,7 +55,7 @@ def test_axes_that_do_not_fit_the_processes_are_refused(fields: dict[str, int], 
     [
         ({"shard": 0}, "an axis has a size of 1 or more"),
         ({"shard": -1}, "only one axis can be -1"),
-        ({"context": 2}, "not yet divided"),
+        ({"context": 2, "shard": 2}, "processes with all weights"),
         ({"shard": -2}, "greater than or equal to -1"),
         ({"shards": 2}, "did you mean 'shard'"),
     ],

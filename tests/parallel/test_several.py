@@ -28,7 +28,7 @@ MODELS: dict[str, dict[str, Any]] = {
 """Models without dropout, whose random numbers would differ between processes."""
 
 
-def recipe_of(text: Path, model: str = "plain", parallel: dict[str, int] | None = None, **training: Any) -> Recipe:
+def recipe_of(text: Path, model: str = "plain", parallel: dict[str, Any] | None = None, **training: Any) -> Recipe:
     """A run of 7 rows a batch, two batches a step, so that 4 processes have 1 or 2 rows, and the last batches fewer."""
     settings = {"batch_size": 7, "accumulate": 2, "optimizer": "adamw", "sample_every": 100, **training}
     recipe = small_recipe(text, **{"steps": STEPS, **settings})
@@ -60,6 +60,29 @@ def alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dic
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QKV_WITHOUT", "native")
         return {name: trained(recipe, folder / name) for name, recipe in runs.items()} | {"folder": {"path": folder}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_processes_that_share_positions_make_the_steps_of_one(
+    size: int, text: Path, alone: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Two processes share the positions; four divide the rows among two such pairs, some of which have no row."""
+    by_heads = {"context": 2, "context_by": "heads"}
+    recipes = {
+        "plain": recipe_of(text, parallel={"context": 2}),
+        "plain muon": recipe_of(text, parallel=by_heads, optimizer="muon(lr=0.02)"),
+        "plain few rows": recipe_of(text, parallel={"context": 2}, batch_size=2),
+        "experts": recipe_of(text, "experts", {"context": 2}),
+        "refused": recipe_of(text, "experts", {"context": 2}, recompute=True),
+    }
+    results = together(tmp_path, size, recipes)
+    assert all(result == results[0] for result in results)
+    refused = results[0].pop("refused")["refused"]
+    assert "training.recompute: blocks are computed twice, but the state of 'gru' goes from rank to rank" in refused
+    for name, result in results[0].items():
+        assert result["losses"] == pytest.approx(alone[name]["losses"], abs=1e-10), name
+        assert result["norms"] == pytest.approx(alone[name]["norms"], rel=1e-9), name
 
 
 @pytest.mark.slow

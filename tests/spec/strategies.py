@@ -116,7 +116,7 @@ def _fields(spec: type[Spec], depth: int) -> SearchStrategy[dict[str, Any]]:
     if spec is Recipe:  # most tasks read something
         needed["data"] = chosen.pop("data")
         chosen["format"] = st.just(FORMAT)
-    if spec is Parallel:  # positions are not divided yet
+    if spec is Parallel:  # positions are divided among processes with all weights
         chosen["context"] = st.just(1)
     if spec is Data:
         needed["source"] = TEXT.filter(bool)

@@ -31,7 +31,7 @@ class HeadExchange(Shared):
         if heads % size:
             raise UserError(
                 f"{heads} heads cannot be divided among {size} ranks; use as many ranks as divide them, or "
-                "context_by: ring"
+                "parallel.context_by=ring"
             )
         repeats = size // math.gcd(k.shape[1], size)
         k, v = (t if repeats == 1 else t.repeat_interleave(repeats, 1) for t in (k, v))

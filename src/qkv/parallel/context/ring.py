@@ -42,7 +42,7 @@ class RingAttention(Shared):
         if problem.dropout:
             raise UserError(
                 "ring attention computes each weight twice, which dropout of weights would make different; set the "
-                "mixer's dropout to 0, or context_by: heads"
+                "mixer's dropout to 0, or parallel.context_by=heads"
             )
         tables = () if problem.term is None else problem.term.tables
         return _Ring.apply(q, k, v, problem.sink, (problem, self.places(problem.sites), self.ranks), *tables)  # type: ignore[no-any-return]

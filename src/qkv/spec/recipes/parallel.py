@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from qkv.spec.base import Spec
@@ -26,6 +28,9 @@ class Parallel(Spec):
         default=1, ge=REST, description="processes with a part of all weights, and some rows of a batch; -1: the rest"
     )
     context: int = Field(default=1, ge=REST, description="processes with a part of the positions of a row")
+    context_by: Literal["ring", "heads"] = Field(
+        default="ring", description="how attention meets keys of other processes: they travel, or heads are exchanged"
+    )
 
     def problems(self) -> list[Problem]:
         sizes = {name: getattr(self, name) for name in AXES}
@@ -34,6 +39,8 @@ class Parallel(Spec):
         ]
         if list(sizes.values()).count(REST) > 1:
             problems.append(Problem((), "only one axis can be -1, which takes all processes that the others leave"))
-        if self.context != 1:
-            problems.append(Problem(("context",), "positions of a row are not yet divided among processes; give 1"))
+        if self.context != 1 and self.shard != 1:
+            problems.append(
+                Problem(("context",), "positions of a row are divided among processes with all weights; set shard=1")
+            )
         return problems

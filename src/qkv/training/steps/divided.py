@@ -15,11 +15,17 @@ from qkv.training.steps.gradients import DividedGradient, StepGradient
 
 
 def gradients_of(setup: Setup) -> StepGradient:
-    """Return how this process computes the gradient of a step: alone, with others, or with others in shards."""
+    """Return how this process computes the gradient of a step: alone, or with others, which divide rows, positions or
+    weights.
+    """
     model, task, world = setup.model, setup.task, setup.world
     parameters = [p for p in model.parameters() if p.requires_grad]
     if world.size == 1:
         return StepGradient(model, task, parameters)
+    if world.mesh.get("context", 1) > 1:
+        from qkv.training.steps.shared import SharedGradient
+
+        return SharedGradient(model, task, parameters, world, setup.recipe.parallel.context_by)
     if world.mesh.get("shard", 1) == 1:
         return DividedGradient(model, task, parameters, world)
     from qkv.training.steps.sharded import ShardedGradient, check_shards
