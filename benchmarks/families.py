@@ -12,7 +12,8 @@ A kind is a task for which transformers registers model types. The reference is 
     refused    qkv raises ``UserError``, whose sentence says what the model would need
     crash      qkv raises another error
     flaky      two runs of transformers differ
-    not built  there is no small checkpoint: a package is missing, a size does not fit, or it reads other inputs
+    not built  there is no small checkpoint: a package is missing, a size does not fit, or it reads other inputs; model
+               types that qkv refuses by their names are refused
 
 Variants change one to four keys of a family's config at random. ``--resume`` adds each model type to a file when it is
 compared, so that the same command goes on where it was stopped; ``--seconds`` stops it, and writes what there is.
@@ -57,7 +58,7 @@ from family_checkpoints import (
 )
 from family_images import TEXT_OF_IMAGES
 from family_sounds import TEXT_ALONE, answer
-from qkv.interop.load import load_published
+from qkv.interop.load import described, load_published
 from qkv.report.table import print_table
 from side_by_side import parser, say_where, write_table
 
@@ -122,7 +123,7 @@ def compare(kind: Kind, name: str, changes: Keys) -> Result:
             theirs = reference(kind, model, config)
         except Exception as error:
             sentence = " ".join(f"{type(error).__name__}: {error}".removeprefix("NotBuilt: ").split())
-            return _refusal(kind, folder) or Result("not built", sentence[:200])
+            return _refusal(kind, folder) or _refused_by_name(name, Path(folder)) or Result("not built", sentence[:200])
         if not torch.isfinite(theirs.logits).all():
             return Result("not built", "the logits of transformers are not finite")
         if difference(theirs.logits, answer(model(**theirs.arguments))) > TOLERANCE:
@@ -144,6 +145,17 @@ def _refusal(kind: Kind, folder: str) -> Result | None:
         return Result("refused", str(error).replace(folder, "FOLDER")[:400])
     except Exception:
         return None
+    return None
+
+
+def _refused_by_name(name: str, folder: Path) -> Result | None:
+    """Result of a model type without a small checkpoint, if qkv refuses it by its name; else None."""
+    (folder / "config.json").write_text(json.dumps({"model_type": name}), encoding="utf-8")
+    try:
+        described(folder)
+    except qkv.UserError as error:
+        if "which qkv does not support" in str(error):
+            return Result("refused", str(error).replace(str(folder), "FOLDER")[:400])
     return None
 
 
