@@ -58,9 +58,7 @@ VERBS = {
     ),
     "edges": Verb("edge_prediction", {"source": "source", "target": "target"}, tunes=False),
     "summarize": Verb("summarization", {"text": "source", "summary": "target"}),
-    "caption": Verb(
-        "captioning", {"image": "image", "sound": "sound", "series": "series", "caption": "target"}, tunes=False
-    ),
+    "caption": Verb("captioning", {"image": "image", "sound": "sound", "series": "series", "caption": "target"}),
     "match": Verb("matching", {name: name for name in ("image", "sound", "series", "text")}, tunes=False),
     "compress": Verb("autoencoding", {"sound": "sound"}, tunes=False),
     "speak": Verb(

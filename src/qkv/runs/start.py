@@ -35,6 +35,7 @@ from qkv.layers.layout import WHOLE, Layout, layouts
 from qkv.layers.linear.lora import folded
 from qkv.layers.positions import regridded
 from qkv.models.transformer import Transformer
+from qkv.runs.start_decoder import as_decoder, as_encoder_decoder, of_language_model
 from qkv.runs.storage.checkpoint import of_model, weights
 from qkv.runs.storage.files import read_tensors
 from qkv.runs.storage.folder import SPEC, WEIGHTS
@@ -45,6 +46,7 @@ from qkv.spec.files.yaml_io import read_recipe
 from qkv.spec.heads import Head, LanguageModelHead, Pooled
 from qkv.spec.model import Model
 from qkv.spec.models.adapt import LoRA
+from qkv.spec.models.start import DecoderStart
 from qkv.spec.processors import Processor
 from qkv.spec.recipe import Recipe
 from qkv.spec.tasks import Task
@@ -110,6 +112,8 @@ def with_start(recipe: Recipe, previous: Recipe | None = None) -> Recipe:
         start = StartModel(previous.model, *tokenizers, task=previous.task, inputs=inputs, ends=ends)
     else:
         start = find_start(source)
+        if isinstance(recipe.start, DecoderStart):
+            start = _decoder(recipe, recipe.start, start)
     recipe = _with_tokenizers(recipe, start)
     recipe = recipe.changed(data=with_inputs_of(start, recipe.data, source))
     recipe = recipe.changed(task=_written_alike(recipe.task, start.task)) if start.task else recipe
@@ -130,6 +134,13 @@ def _with_blocks(recipe: Recipe, previous: Recipe | None) -> Recipe:
     missing = [name for name in _OF_BLOCKS if getattr(recipe.model, name) == getattr(default, name)]
     changed = recipe.model.changed(**{name: getattr(model, name) for name in missing})
     return recipe.changed(model=changed)
+
+
+def _decoder(recipe: Recipe, part: DecoderStart, start: StartModel) -> StartModel:
+    """Return the encoder–decoder whose decoder is the language model ``start``. Raises ``UserError``."""
+    if start.model is None:
+        raise UserError(f"start: {part.source!r} has weights and no description of a model; name a run")
+    return start._replace(model=as_encoder_decoder(start.model, part, recipe.model), heads={}, task=None)
 
 
 def find_start(source: str) -> StartModel:
@@ -290,7 +301,8 @@ def _written_alike(task: Task, start: Task) -> Task:
 def _described(recipe: Recipe, start: Model, heads: Mapping[str, Head]) -> Model:
     """Return the model spec of the start, changed by every setting of the recipe that differs from the defaults."""
     default = Model()
-    fields = [name for name in Model.model_fields if name != "head"]
+    written = {"head", "blocks", "num_layers"} if isinstance(recipe.start, DecoderStart) else {"head"}
+    fields = [name for name in Model.model_fields if name not in written]
     settings = {
         name: getattr(recipe.model, name) for name in fields if getattr(recipe.model, name) != getattr(default, name)
     }
@@ -337,6 +349,8 @@ def start_weights(model: Transformer, recipe: Recipe) -> list[str]:
     tensors, there = _of_published(published) if published else _of_run(folder)
     model_tensors, stored = weights(model), layouts(model)
     stack = {name for name in model_tensors if not name.startswith(_HEAD)}
+    if isinstance(recipe.start, DecoderStart):
+        tensors, stack = as_decoder(tensors), of_language_model(stack)
     _check_names(stack, {name for name in tensors if not name.startswith(_HEAD)}, source)
     head = {name for name in model_tensors if name.startswith(_HEAD)}
     fits = all(name in tensors and _fits(stored[name], model_tensors[name], tensors[name]) for name in head)

@@ -137,8 +137,8 @@ def test_residual_codebooks_resume_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"head": {"kind": "codebook"}}, "a codec of sound needs 'wave_decoder', not 'codebook'"),
-        ({"frontend": {"kind": "wave_convolutions", "groups": 2}}, "a codec of sound needs 'wave_encoder'"),
+        ({"head": {"kind": "codebook"}}, "a codec of sound needs 'wave_decoder' or 'spectrum_decoder', not 'codebook'"),
+        ({"frontend": {"kind": "wave_convolutions", "groups": 2}}, "a codec of sound needs 'wave_encoder' or 'spectra'"),
         (
             {"head": {"kind": "wave_decoder", "network": {"strides": [2, 2]}}},
             "the strides give 4 samples a vector, but those of the front end 10",
@@ -158,8 +158,8 @@ def test_a_recipe_is_chosen_for_clips(tmp_path: Path) -> None:
     chosen = automatic_task("autoencoding", {"source": str(tmp_path / "clips.csv")})
     assert chosen.data.processor is not None
     assert chosen.data.processor.rate == RATE  # type: ignore[attr-defined]
-    assert chosen.model.frontend.network.hop == 80  # type: ignore[attr-defined]
-    assert "22 sounds at 2,000 Hz, 25 vectors a second" in chosen.description
+    assert chosen.model.frontend.hop == 40  # type: ignore[attr-defined]
+    assert "22 sounds at 2,000 Hz, 50 vectors a second" in chosen.description
 
 
 def test_a_sound_in_memory_is_written_without_the_time() -> None:

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from qkv.data.processors.coders import CodingModel
 from qkv.data.processors.sounds import WaveformProcessor
-from qkv.models.heads.wave_decoder import WaveDecoderHead
+from qkv.models.heads.sample_decoder import SampleDecoderHead
 
 _AT_ONCE = 32
 
@@ -19,13 +19,13 @@ _AT_ONCE = 32
 class Codec(CodingModel[WaveformProcessor]):
     """Trained neural codec."""
 
-    kind, name = "wave_decoder", "a neural codec, trained by 'qkv train compress'"
+    kinds, name = ("wave_decoder", "spectrum_decoder"), "a neural codec, trained by 'qkv train compress'"
 
     @property
-    def head(self) -> WaveDecoderHead:
+    def head(self) -> SampleDecoderHead:
         """Head of the model, which holds quantizer and decoder."""
         head = self.model.head
-        assert isinstance(head, WaveDecoderHead)
+        assert isinstance(head, SampleDecoderHead)
         return head
 
     @property
@@ -65,8 +65,6 @@ class Codec(CodingModel[WaveformProcessor]):
     def _groups(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         """Yield the indices of rows that are read together: of any length if padding on the right changes no output."""
         order = sorted(range(len(lengths)), key=lambda i: lengths[i])
-        network = self.head.part.network
-        free = network is not None and network.exact and self.head.part.stride == 1
-        for _, group in groupby(order, key=lambda i: 0 if free else lengths[i]):
+        for _, group in groupby(order, key=lambda i: 0 if self.head.exact else lengths[i]):
             rows = list(group)
             yield from (rows[begin : begin + _AT_ONCE] for begin in range(0, len(rows), _AT_ONCE))

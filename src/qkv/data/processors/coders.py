@@ -36,8 +36,8 @@ class CodingModel(Generic[P]):
     processor: P
     digest: str
 
-    kind: ClassVar[str]
-    """Kind of the model's head, by which a coder is recognised."""
+    kinds: ClassVar[tuple[str, ...]]
+    """Kinds of the model's head, by which a coder is recognised."""
     name: ClassVar[str]
     """Words for a run of such a coder in messages."""
 
@@ -45,7 +45,7 @@ class CodingModel(Generic[P]):
     def of(cls, model: Transformer, recipe: Recipe, vocabulary: Vocabulary, where: str, digest: str = "") -> Self:
         """Return a trained model as a coder. Raises ``UserError``, which begins with ``where``, if it is none."""
         processor = vocabulary.processor
-        if recipe.model.head.kind != cls.kind or processor is None:
+        if recipe.model.head.kind not in cls.kinds or processor is None:
             kinds = f"the task {recipe.task.kind!r} with the head {recipe.model.head.kind!r}"
             raise UserError(f"{where} has {kinds}; name {cls.name}")
         return cls(model, build_processor(processor), digest)  # type: ignore[arg-type]

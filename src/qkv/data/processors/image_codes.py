@@ -27,7 +27,7 @@ _CODES, _REASONS = "codes.npy", "unusable.json"
 class Autoencoder(CodingModel[ImageProcessor]):
     """Trained image autoencoder."""
 
-    kind, name = "codebook", "an autoencoder of images, a run with the task 'autoencoding'"
+    kinds, name = ("codebook",), "an autoencoder of images, a run with the task 'autoencoding'"
 
     @property
     def head(self) -> CodebookDecoder:

@@ -15,6 +15,13 @@ Values = float | Literal["identity"] | Seq[float] | Seq[Seq[float]]
 _KIND = re.compile(r"\s*(\w+)\s*(\(.*\))?\s*", re.DOTALL)
 
 
+def _path_in(call: str) -> str:
+    """Return the path in ``(path)`` or ``(source=path)``, with or without quotes: a path is no expression."""
+    inside = call[1:-1].strip()
+    path = re.sub(r"^source\s*=\s*", "", inside)
+    return path[1:-1] if len(path) > 1 and path[0] == path[-1] and path[0] in "'\"" else path
+
+
 class Start(Part, slot=True):
     """Base class of the sources of a training run's initial weights.
 
@@ -37,8 +44,9 @@ class Start(Part, slot=True):
     @classmethod
     def short_form(cls, text: str) -> Any:
         match = _KIND.fullmatch(text)
-        if match and (match[2] is not None or match[1] in cls.kinds()) and cls.of_kind(match[1]) is not None:
-            return call_form(cls, text)
+        if match and (match[2] is not None or match[1] in cls.kinds()) and (part := cls.of_kind(match[1])) is not None:
+            named = match[2] is not None and issubclass(part, CheckpointStart)
+            return {"kind": match[1], "source": _path_in(match[2])} if named else call_form(cls, text)
         return {"kind": "checkpoint", "source": text}
 
 
@@ -75,6 +83,18 @@ class BlocksStart(Start, kind="blocks"):
     @property
     def blocks_of(self) -> str:
         return self.source
+
+
+class DecoderStart(CheckpointStart, kind="decoder"):
+    """Weights of a language model that becomes the decoder of an encoder–decoder (VisualGPT, Chen et al. 2022).
+
+    The recipe sets ``model.encoder``, and in ``model.blocks`` the new blocks that read it: one of them stands before
+    each block of the language model. With ``residual: gated`` their gates begin at 0, so that the model begins as the
+    language model (Flamingo, Alayrac et al. 2022).
+    """
+
+    def essential(self) -> Any:
+        return Part.essential(self)
 
 
 class WeightPiece(Spec):

@@ -148,11 +148,11 @@ class WaveLoss(Spec):
     """
 
     wave: float = Field(
-        default=1.0, ge=0, description="weight of the squared error of the samples relative to their power"
+        default=0.3, ge=0, description="weight of the squared error of the samples relative to their power"
     )
-    mel: float = Field(default=0.25, ge=0, description="weight of the mel distance")
+    mel: float = Field(default=1.0, ge=0, description="weight of the mel distance")
     excerpt: float = Field(
-        default=0.25, gt=0, le=3600, description="seconds of a sound that a training step reads, at a random place"
+        default=0.5, gt=0, le=3600, description="seconds of a sound that a training step reads, at a random place"
     )
 
 
@@ -173,15 +173,18 @@ class Autoencoding(Task, kind="autoencoding"):
     def model_problems(self, model: Model) -> list[Problem]:
         frontend = model.frontend
         if frontend.processor is not None and frontend.processor.of_sounds:
-            pairs = (("frontend", frontend.kind, "wave_encoder"), ("head", model.head.kind, "wave_decoder"))
+            pairs = (
+                ("frontend", frontend.kind, ("wave_encoder", "spectra")),
+                ("head", model.head.kind, ("wave_decoder", "spectrum_decoder")),
+            )
             return [
-                Problem((name,), f"a codec of sound needs {needed!r}, not {kind!r}")
-                for name, kind, needed in pairs
-                if kind != needed
+                Problem((name,), f"a codec of sound needs {' or '.join(map(repr, kinds))}, not {kind!r}")
+                for name, kind, kinds in pairs
+                if kind not in kinds
             ]
         if frontend.cell is None:
             sentence = f"the task {self.kind!r} reads a grid of image patches, but the front end is {frontend.kind!r}"
-            return [Problem(("frontend",), f"{sentence}; use 'patches', or 'wave_encoder' for sound")]
+            return [Problem(("frontend",), f"{sentence}; use 'patches', or 'spectra' for sound")]
         if model.head.kind != self.head:
             return [Problem(("head",), f"an autoencoder of images needs {self.head!r}, not {model.head.kind!r}")]
         if getattr(frontend, "leading", 0):

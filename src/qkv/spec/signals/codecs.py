@@ -1,4 +1,4 @@
-"""Specs of neural codecs: convolutional encoder of waveforms, quantizer, and convolutional decoder."""
+"""Specs of neural codecs: encoder of waveforms, quantizer, and decoder, by convolutions or by spectra."""
 
 from __future__ import annotations
 
@@ -89,11 +89,10 @@ class SeaNet(Spec):
         return []
 
 
-class WaveEncoder(Frontend, kind="wave_encoder"):
-    """Encoder of a neural codec: waveform (B, T) -> vectors (B, ⌈T / hop⌉, D) by convolutions with strides."""
+class SampleEncoder(Frontend):
+    """Base class of front ends that map each ``hop`` samples of a waveform to a vector."""
 
     processor: ClassVar[type[Processor] | None] = Waveform
-    network: SeaNet = SeaNet()
     rate: Rate | None = Field(default=None, description="samples per second; default: the processor's")
 
     @property
@@ -115,10 +114,45 @@ class WaveEncoder(Frontend, kind="wave_encoder"):
         return self.changed(rate=None)
 
 
-class DecoderBlocks(Layered):
-    """Blocks over the quantised vectors of a sound, before the convolutions of its decoder (Mimi)."""
+class WaveEncoder(SampleEncoder, kind="wave_encoder"):
+    """Encoder of a neural codec: waveform (B, T) -> vectors (B, ⌈T / hop⌉, D) by convolutions with strides."""
 
-    blocks: Seq[Block] = Field(default=(), max_length=MOST_LAYERS, description="an empty list: convolutions alone")
+    network: SeaNet = SeaNet()
+
+    @property
+    def hop(self) -> int:
+        """Samples of each vector."""
+        return self.network.hop
+
+
+_Frames = Annotated[int, Field(gt=0, le=LONGEST_KERNEL, description="windows of a vector")]
+
+
+def _frame_problems(hop: int, frames: int) -> list[Problem]:
+    """Return the error if ``frames`` windows do not divide a vector of ``hop`` samples into even steps."""
+    if hop % (2 * frames) == 0:
+        return []
+    return [Problem(("frames",), f"{frames} windows do not divide {hop} samples into steps of an even number of them")]
+
+
+class Spectra(SampleEncoder, kind="spectra"):
+    """Encoder of a neural codec: waveform (B, T) -> vectors (B, ⌈T / hop⌉, D), linear maps of spectra.
+
+    A vector has ``frames`` windows of 4 h samples, h = hop / frames apart. Of each frequency of the short-time Fourier
+    transform S it reads log |S|, and real and imaginary part of S / |S| (Vocos, Siuzdak 2023, backwards).
+    """
+
+    hop: int = Field(default=160, gt=0, le=LONGEST_HOP, description="samples of each vector")
+    frames: _Frames = 4
+
+    def problems(self) -> list[Problem]:
+        return _frame_problems(self.hop, self.frames)
+
+
+class DecoderBlocks(Layered):
+    """Blocks over the quantised vectors of a sound, before its decoder makes samples of them (Mimi)."""
+
+    blocks: Seq[Block] = Field(default=(), max_length=MOST_LAYERS, description="an empty list: none")
     norm: Norm = NoNorm()
 
     @property
@@ -130,21 +164,26 @@ class DecoderBlocks(Layered):
         return False
 
 
-class WaveDecoder(Head, kind="wave_decoder"):
-    """Quantizer and decoder of a neural codec: vectors (B, N, D) -> codes (B, N, K) -> waveform (B, N · hop).
+class SampleDecoder(Head):
+    """Base class of heads of neural codecs: vectors (B, N, D) -> codes (B, N, K) -> waveform (B, N · hop)."""
+
+    per_position = True
+    instead_of: ClassVar[str] = "codebook"
+    quantizer: Quantizer = ScalarQuantizer()
+    decoder: DecoderBlocks = DecoderBlocks()
+
+
+class WaveDecoder(SampleDecoder, kind="wave_decoder"):
+    """Quantizer and decoder of a neural codec by transposed convolutions: the mirror image of ``wave_encoder``.
 
     With ``stride`` s a code stands for s vectors: a convolution of 2 s taps with that stride before the quantizer, and
     a transposed one behind it, of ``groups`` groups of features (Mimi, Défossez et al. 2024).
     """
 
-    per_position = True
-    instead_of: ClassVar[str] = "codebook"
-    quantizer: Quantizer = ScalarQuantizer()
     network: SeaNet | None = Field(default=None, description="default: the mirror image of the front end's")
     bounded: bool = Field(default=False, description="samples between -1 and 1 by a tanh (DAC)")
     stride: int = Field(default=1, gt=0, le=LONGEST_KERNEL // 2, description="vectors of the front end for each code")
     groups: int = Field(default=1, gt=0, le=WIDEST, description="groups of the transposed convolution of that stride")
-    decoder: DecoderBlocks = DecoderBlocks()
 
     def reading(self, frontend: Frontend) -> Self:
         network = getattr(frontend, "network", None)
@@ -156,3 +195,28 @@ class WaveDecoder(Head, kind="wave_decoder"):
             sentence = f"the strides give {self.network.hop} samples a vector, but those of the front end {network.hop}"
             raise SpecError([Problem(("network", "strides"), f"{sentence}; leave the key out")])
         return self
+
+
+class SpectrumDecoder(SampleDecoder, kind="spectrum_decoder"):
+    """Quantizer and decoder of a neural codec by the inverse short-time Fourier transform (Vocos, Siuzdak 2023).
+
+    Each vector gives ``frames`` spectra S = e^m (a + i b) / |a + i b|, with m, a and b by linear maps for each
+    frequency; their windows of 4 hop / frames samples are added up. The mirror image of ``spectra``.
+    """
+
+    hop: int | None = Field(
+        default=None, gt=0, le=LONGEST_HOP, description="samples of each vector; default: the front end's"
+    )
+    frames: _Frames = 4
+
+    def reading(self, frontend: Frontend) -> Self:
+        hop = getattr(frontend, "hop", None)
+        if not isinstance(hop, int) or hop == self.hop:
+            return self
+        if self.hop is None:
+            return self.changed(hop=hop)
+        sentence = f"{self.hop} samples a vector, but {hop} in the front end; leave the key out"
+        raise SpecError([Problem(("hop",), sentence)])
+
+    def problems(self) -> list[Problem]:
+        return [] if self.hop is None else _frame_problems(self.hop, self.frames)

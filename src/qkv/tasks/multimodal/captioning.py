@@ -161,7 +161,10 @@ class CaptioningTask(SignalToTextTask):
         """Build the section of cross-attention over one image; empty if positions are on no grid of an image."""
         encoder, encoded = model.spec.encoder, processor.read(row[self.asks[0]])
         picture = processor.picture_read(encoded)
-        if encoder is None or encoder.frontend.grid is None or len(encoder.frontend.grid) != 2 or picture is None:
+        grid = (
+            None if encoder is None or encoder.latents is not None else encoder.frontend.grid
+        )  # latents have no place
+        if encoder is None or grid is None or len(grid) != 2 or picture is None:
             return []
         begin, _ = marks(vocabulary, self.spec.begin)
         tokens = vocabulary.target.encode(text)[:_WORDS]
@@ -169,8 +172,7 @@ class CaptioningTask(SignalToTextTask):
             _, weights = alignment(model, processor.signal([encoded]), [*begin, *tokens][:-1])[-1]
         except UserError:  # the decoder reads the memory without attention
             return []
-        rows_of_grid, leading = encoder.frontend.grid, encoder.frontend.leading
-        shares = at_least_single(weights).mean(0)[len(begin) - 1 :, leading:].reshape(-1, *rows_of_grid).cpu()
+        shares = at_least_single(weights).mean(0)[len(begin) - 1 :, encoder.frontend.leading :].reshape(-1, *grid).cpu()
         pictures = [
             {
                 "source": picture,

@@ -20,7 +20,7 @@ from qkv.data.vocabulary import Vocabulary
 from qkv.layers.signal import Signal
 from qkv.layers.tap import Tap
 from qkv.models.evaluating import evaluating
-from qkv.models.heads.wave_decoder import ReconstructedWave, WaveDecoderHead
+from qkv.models.heads.sample_decoder import ReconstructedWave, SampleDecoderHead
 from qkv.models.transformer import Transformer
 from qkv.ops.at_least_single import at_least_single
 from qkv.spec.recipe import Recipe
@@ -76,7 +76,7 @@ class SoundCodingTask(SignalTask):
     ) -> ReconstructedWave:
         """Reconstruct sounds (B, T), with the first ``codebooks`` codebooks; by default see ``Quantizer``."""
         head = model.head
-        assert isinstance(head, WaveDecoderHead)
+        assert isinstance(head, SampleDecoderHead)
         wave = head.reconstructed(model.features(signal, tap=tap)[0], codebooks)
         return wave._replace(samples=wave.samples[:, : signal.values.shape[1]])
 
@@ -99,7 +99,7 @@ class SoundCodingTask(SignalTask):
 
     def _results(self, model: Transformer, wave: ReconstructedWave, batch: Batch) -> list[CodedSound]:
         head, lengths = model.head, batch.input.lengths
-        assert isinstance(head, WaveDecoderHead)
+        assert isinstance(head, SampleDecoderHead)
         sizes = [batch.targets.shape[1]] * len(batch.targets) if lengths is None else lengths.tolist()
         codes, results = head.part.quantizer.codes_each, list[CodedSound]()
         for y, x, ids, size in zip(wave.samples, batch.targets, wave.codes.ids, sizes, strict=True):
