@@ -26,7 +26,7 @@ from qkv.spec.models.quantizers import ProjectedQuantizer, ResidualQuantizer, Sc
 from qkv.spec.position_wise import memory_layer
 from qkv.spec.position_wise.experts import BalanceBias, BalanceLoss, MixtureOfExperts
 from qkv.spec.position_wise.product_keys import ProductKeyMemory
-from qkv.spec.signals.codecs import SeaNet, WaveDecoder
+from qkv.spec.signals.codecs import SeaNet, SpectrumDecoder, WaveDecoder
 from qkv.spec.signals.speech import SpeechHead
 
 WIDTH = 16
@@ -399,6 +399,12 @@ HEADS: dict[type[heads.Head], st.SearchStrategy[Any]] = {
             ]
         ),
         network=st.just(SeaNet(channels=4, strides=(2,))),
+    ),
+    SpectrumDecoder: st.builds(
+        SpectrumDecoder,
+        quantizer=st.just(ScalarQuantizer(codebooks=2, levels=(3, 4))),
+        hop=st.sampled_from([4, 8]),
+        frames=st.integers(1, 2),
     ),
     heads.CodebookHead: st.builds(
         heads.CodebookHead,

@@ -180,6 +180,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "codebook": {"codes": 512, "grid": (4, 6), "cell": 2, "height": 8, "width": 12, "channels": 1, "upsampling": (8,)},
     "mixture": {"features": 5},
     "speech_codes": {"codebooks": 2, "codes": 9},
+    "spectrum_decoder": {"hop": 8},
     "wave_decoder": {"network": {"channels": 4, "strides": (2, 2)}},
 }
 """Sizes of heads that data determines, for rows of 24 positions."""

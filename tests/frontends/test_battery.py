@@ -69,6 +69,7 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
         {"network": {"channels": 4, "strides": [2, 3]}},
         {"network": {"channels": 4, "strides": [3], "activation": "snake", "shortcut": True, "norm": "none"}},
     ],
+    "spectra": [{"hop": 8, "frames": 2}, {"hop": 6, "frames": 1}],
     "speech_codes": [{"symbols": 7, "codebooks": 2, "codes": 5}],
     "mel_patches": [{"patch": 4, "stride": 3, "height": 12, "width": 8, "channels": 1, "class_token": True}],
     "wave_stem": [
@@ -81,7 +82,7 @@ SAMPLES: dict[str, list[dict[str, Any]]] = {
     ],
     "mel_convolutions": [{"bins": 5}, {"bins": 4, "kernels": [5], "strides": [3], "positions": "sinusoidal"}],
 }
-SOUND = ("wave_convolutions", "wave_stem", "mel_convolutions", "mel_subsampling", "wave_encoder")
+SOUND = ("wave_convolutions", "wave_stem", "mel_convolutions", "mel_subsampling", "wave_encoder", "spectra")
 PADDED = ("text", "marked_text", "words", "image_codes", "image_patches", "speech_codes", *SOUND)
 """Kinds whose rows may be padded."""
 CASES = [(kind, sample) for kind, samples in SAMPLES.items() for sample in samples]

@@ -168,7 +168,7 @@ def _positions(chance: random.Random, width: int) -> Positions:
     return found  # type: ignore[return-value]
 
 
-OF_OTHER_SIGNALS = ("contrastive", "matching", "speech_codes", "wave_decoder")
+OF_OTHER_SIGNALS = ("contrastive", "matching", "speech_codes", "spectrum_decoder", "wave_decoder")
 """Heads that read what only their own front ends have, such as latent vectors of sounds, or an encoder."""
 
 

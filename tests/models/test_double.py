@@ -26,7 +26,7 @@ from qkv.spec.heads import Head
 from qkv.spec.model import Block, Encoder, Model, Text
 from qkv.spec.models.quantizers import ProjectedQuantizer, ResidualQuantizer, ScalarQuantizer, SplitQuantizer
 from qkv.spec.parts import Norm, RMSNorm
-from qkv.spec.signals.codecs import SeaNet, WaveDecoder
+from qkv.spec.signals.codecs import SeaNet, SpectrumDecoder, WaveDecoder
 from qkv.spec.signals.speech import SpeechHead
 
 T = TypeVar("T")
@@ -55,6 +55,7 @@ HEADS: tuple[Head, ...] = (
     heads.MatchingHead(features=3),
     heads.MatchingHead(features=3, pooling=("first", "max"), bias=True, objective="sigmoid"),
     heads.ContrastiveHead(latent_width=4, codes=5, code_width=4, features=4),
+    SpectrumDecoder(hop=4, frames=1),
     *(
         WaveDecoder(quantizer=quantizer, network=SeaNet(channels=4, strides=(2,)))
         for quantizer in (

@@ -21,7 +21,9 @@ from qkv.data.processors.image_codes import Autoencoder
 from qkv.data.records.sounds.cells import Sound
 from qkv.data.records.sounds.sound_files import as_uri, read_sound, sound_bytes
 from qkv.layers.signal import Signal
+from qkv.models.build import build
 from qkv.spec.errors import SpecError
+from qkv.spec.model import Model
 from qkv.system.errors import UserError
 from qkv.tasks.sound.coding import excerpts, rates_of
 from qkv.tasks.sound.wave_distances import (
@@ -134,11 +136,58 @@ def test_residual_codebooks_resume_bit_for_bit(tmp_path: Path) -> None:
     assert float(whole["head.quantizer.books.1.counts"].sum()) > 0
 
 
+SPECTRUM = {"kind": "spectrum_decoder", "frames": 1, "hop": 8}
+WAVE = {"kind": "wave_decoder", "network": {"channels": 4, "strides": [2, 4]}}
+
+
+@pytest.mark.parametrize(
+    ("head", "lookahead"),
+    [
+        ({**SPECTRUM, "decoder": {"blocks": [{"branches": ["causal_convolution(2)"]}]}}, 12),
+        ({**SPECTRUM, "decoder": {"blocks": [{"branches": ["convolution(3)"]}]}}, None),
+        (WAVE, 0),
+        ({**WAVE, "network": {**WAVE["network"], "causal": False}}, None),
+    ],
+)
+def test_earlier_codes_alone_give_all_but_the_samples_ahead(head: dict[str, Any], lookahead: int | None) -> None:
+    model = {**recipe()["model"], "frontend": {"kind": "spectra", "hop": 8, "frames": 1}, "head": head}
+    decoder: Any = build(Model.parse(model).changed(init_std=0.5), 1).eval().head
+    ids = torch.randint(1000, (1, 6, 4), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole, part = decoder.samples(ids), decoder.samples(ids[:, :4])
+    assert whole.shape == (1, 48)
+    assert decoder.lookahead == lookahead
+    end = 32 - (lookahead or 0)
+    assert torch.allclose(whole[:, :end], part[:, :end], atol=1e-6) == (lookahead is not None)
+    if lookahead:
+        assert not torch.allclose(whole[:, end:32], part[:, end:32], atol=1e-6)
+
+
+def test_a_codec_by_spectra_learns_and_codes_alike_in_every_batch(tmp_path: Path) -> None:
+    model = {
+        **recipe()["model"],
+        "frontend": {"kind": "spectra", "hop": 16, "frames": 2},
+        "blocks": [{"branches": ["convolution(3)"]}],
+        "head": {"kind": "spectrum_decoder", "frames": 2},
+    }
+    run = trained({**recipe(), "model": model}, tmp_path / "run")
+    figures = run.evaluation["splits"]["validation"]["figures"]
+    assert figures["mel_distance"] < figures["mel_distance_of_silence"]
+    codec = Codec.read(str(run.folder))
+    sounds = [tone(seconds, 200) for seconds in (0.05, 0.31, 0.2)]
+    together = codec.codes(sounds)
+    assert [len(codes) for codes in together] == [-(-len(sound) // 16) for sound in sounds]
+    assert all(np.array_equal(codec.codes([each])[0], codes) for each, codes in zip(sounds, together, strict=True))
+
+
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
         ({"head": {"kind": "codebook"}}, "a codec of sound needs 'wave_decoder' or 'spectrum_decoder', not 'codebook'"),
-        ({"frontend": {"kind": "wave_convolutions", "groups": 2}}, "a codec of sound needs 'wave_encoder' or 'spectra'"),
+        (
+            {"frontend": {"kind": "wave_convolutions", "groups": 2}},
+            "a codec of sound needs 'wave_encoder' or 'spectra'",
+        ),
         (
             {"head": {"kind": "wave_decoder", "network": {"strides": [2, 2]}}},
             "the strides give 4 samples a vector, but those of the front end 10",

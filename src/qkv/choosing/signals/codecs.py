@@ -6,7 +6,7 @@ from qkv.choosing.signals.register import RecipeRequest, chooses
 from qkv.choosing.signals.settings import short_form, training_of
 from qkv.data.processors.processor import build_processor
 from qkv.report.figures import counted
-from qkv.spec.branches import FeedForward
+from qkv.spec.branches import CausalConvolution, FeedForward
 from qkv.spec.data import RandomCrops
 from qkv.spec.mixers.gated_convolution import ConformerConvolution
 from qkv.spec.model import Block, Model
@@ -26,8 +26,8 @@ _WIDTH, _LAYERS, _FRAMES = 192, 4, 4
 
 @chooses(Autoencoding)
 def choose_codec(request: RecipeRequest) -> Recipe:
-    """Choose a recipe for a neural codec: spectra of about 50 vectors a second, convolutions on both sides of a finite
-    scalar quantisation of eight codebooks of 10 bits, whose first ones alone also decode, and inverse spectra.
+    """Choose a recipe for a neural codec: spectra of about 50 vectors a second, convolutions, finite scalar quantisation
+    by eight codebooks of 10 bits, whose first ones alone also decode, causal convolutions, and inverse spectra.
     """
     reader = request.data.processor or Waveform(normalise=False)
     request = RecipeRequest(request.task, request.data.changed(processor=reader), request.changes)
@@ -36,7 +36,8 @@ def choose_codec(request: RecipeRequest) -> Recipe:
     rate, count = processor.rate or _VECTORS, len(request.values)
     hop = 2 * _FRAMES * max(1, round(rate / _VECTORS / (2 * _FRAMES)))
     training = training_of(count, _ROWS, _EPOCHS, most=_MOST, validated=20, validations=10)
-    layer = Block(branches=(ConformerConvolution(kernel_size=7, norm=LayerNorm()), FeedForward(hidden=3 * _WIDTH)))
+    ahead = Block(branches=(ConformerConvolution(kernel_size=7, norm=LayerNorm()), FeedForward(hidden=3 * _WIDTH)))
+    causal = Block(branches=(CausalConvolution(kernel_size=3), FeedForward(hidden=3 * _WIDTH)))
     speed = f"{rate / hop:.3g} vectors a second"
     return Recipe(
         description=f"{counted(count, 'sound')} at {rate:,} Hz, {speed}: chosen for this data and this machine.",
@@ -45,10 +46,10 @@ def choose_codec(request: RecipeRequest) -> Recipe:
             width=_WIDTH,
             num_layers=_LAYERS,
             frontend=Spectra(hop=hop, frames=_FRAMES),
-            blocks=(layer,),
+            blocks=(ahead,),
             head=SpectrumDecoder(
                 quantizer=ScalarQuantizer(codebooks=_CODEBOOKS),
-                decoder=DecoderBlocks(blocks=(layer,), num_layers=_LAYERS, norm=LayerNorm()),
+                decoder=DecoderBlocks(blocks=(causal,), num_layers=_LAYERS, norm=LayerNorm()),
                 frames=_FRAMES,
             ),
         ),

@@ -37,12 +37,18 @@ class ShortTimeFourier(nn.Module):
             self.register_buffer(name, values.to(torch.get_default_dtype()), persistent=False)
 
     @property
-    def _before(self) -> int:
+    def before(self) -> int:
+        """Samples of a window before its own ``step`` samples."""
         return (self.window - self.step) // 2
+
+    @property
+    def after(self) -> int:
+        """Samples of a window after its own ``step`` samples."""
+        return self.window - self.step - self.before
 
     def forward(self, samples: Tensor) -> Tensor:
         """Return real and imaginary parts (B, M, 2, W / 2 + 1) of samples (B, M h)."""
-        padded = F.pad(samples, (self._before, self.window - self.step - self._before))
+        padded = F.pad(samples, (self.before, self.after))
         spectra = F.conv1d(padded[:, None], self.waves[:, None].to(samples.dtype), stride=self.step)  # type: ignore[index]
         return spectra.mT.unflatten(-1, (2, self.bins))
 
@@ -52,8 +58,8 @@ class ShortTimeFourier(nn.Module):
         inverse, squares = self.inverse.to(rows.dtype), self.squares.to(rows.dtype)  # type: ignore[operator,union-attr]
         waves = F.conv_transpose1d(rows, inverse[:, None], stride=self.step)
         weights = F.conv_transpose1d(rows.new_ones(1, 1, rows.shape[-1]), squares[None, None], stride=self.step)
-        kept = slice(self._before, self._before + rows.shape[-1] * self.step)
-        return (waves[..., kept] / weights[..., kept])[:, 0]
+        inside = slice(self.before, self.before + rows.shape[-1] * self.step)
+        return (waves[..., inside] / weights[..., inside])[:, 0]
 
 
 def features_of(spectra: Tensor) -> Tensor:

@@ -40,10 +40,12 @@ class SampleDecoderHead(Head):
     """Base class of heads of neural codecs: x (B, N, D) -> codes (B, N, K) -> waveform (B, N · hop).
 
     exact: True if no code depends on silence behind its row, so that rows of all lengths are coded together.
+    lookahead: number of samples at the end that later codes change; None if they may change all.
     """
 
     part: SampleDecoder
     exact: bool = False
+    lookahead: int | None = None
 
     def __init__(self, part: SampleDecoder, width: int, hop: int):
         super().__init__()

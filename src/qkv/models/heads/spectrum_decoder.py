@@ -31,6 +31,7 @@ class SpectrumDecoderHead(SampleDecoderHead):
             raise UserError("model.head.hop is not set: set it, or use the front end 'spectra'")
         super().__init__(part, width, part.hop)
         self.transform = ShortTimeFourier(part.hop // part.frames)
+        self.lookahead = self.transform.after if part.decoder.causal else None
         self.output = Linear(width, 3 * part.frames * self.transform.bins)
 
     def initialise(self, std: float) -> None:

@@ -44,6 +44,7 @@ class WaveDecoderHead(SampleDecoderHead):
         self.down, self.up = _resampling(part, part.network, width)
         self.network = WaveLayers(decoder_layers(part.network, width))
         self.exact = part.network.exact and part.stride == 1
+        self.lookahead = 0 if part.network.causal and part.decoder.causal else None
 
     def initialise(self, std: float) -> None:
         """Initialise the convolutions to keep the variance, down to a waveform of the usual loudness; the quantizer."""

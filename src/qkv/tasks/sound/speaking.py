@@ -159,22 +159,24 @@ def say_in_pieces(
 ) -> Iterator[np.ndarray]:
     """Speak a text; yield samples as soon as ``vectors`` more vectors are complete; 0: all at once.
 
-    A causal codec decodes the vectors so far again, whose samples do not change. The model has to be in evaluation
-    mode. Raises ``UserError``.
+    The codec decodes the vectors so far again; samples that later vectors change are held back, and all of them if the
+    codec is not causal. The model has to be in evaluation mode. Raises ``UserError``.
     """
     codec, symbols = processor.coder, processor.symbols(text, voice)
-    network = codec.head.part.network
-    apart = vectors if network is not None and network.causal else 0
+    lookahead = codec.head.lookahead
+    apart = 0 if lookahead is None else vectors
     prompt = torch.zeros(len(symbols), 1 + processor.codebooks, dtype=torch.long)
     prompt[:, 0] = torch.tensor(symbols) + 1
-    sampling, count = CodeSampling(model, [prompt], generation, processor.spec.delay), 0
+    sampling, count, sent = CodeSampling(model, [prompt], generation, processor.spec.delay), 0, 0
     while sampling.running:
         sampling.step()
         if apart and sampling.ready(0) >= count + apart:
-            yield codec.decoded([sampling.codes(0).numpy()])[0][count * codec.head.hop :]
-            count = sampling.ready(0)
-    if sampling.ready(0) > count:
-        yield codec.decoded([sampling.codes(0).numpy()])[0][count * codec.head.hop :]
+            samples, count = codec.decoded([sampling.codes(0).numpy()])[0], sampling.ready(0)
+            end = max(sent, len(samples) - (lookahead or 0))
+            yield samples[sent:end]
+            sent = end
+    if sampling.ready(0) * codec.head.hop > sent:
+        yield codec.decoded([sampling.codes(0).numpy()])[0][sent:]
 
 
 def speech_of(vocabulary: Vocabulary) -> SpeechCodesProcessor:
