@@ -25,9 +25,9 @@ LENGTH, SOURCE = 9, 5
 LARGEST = 200_000
 """Parameters of a model that is built; a larger one, which a mistake has made, is counted."""
 LONGEST_MESSAGE = 1500
-UNREAD = ("fixed_context", "global_local_attention")
+UNREAD = ("fixed_context", "global_local_attention", "reduced_attention")
 """Branches that say the same whatever goes into them, so that what lies before them may have no part in the answer; and
-those that may ask for the prefix of a row where no row has one."""
+those that may ask for the prefix of a row where no row has one, or for blocks that are longer than a row."""
 
 
 class Failure(AssertionError):

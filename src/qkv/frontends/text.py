@@ -78,12 +78,13 @@ class TextFrontend(PlacedFrontend):
         )
 
     def _filled(self, signal: Signal, fill: int) -> Signal:
-        """Fill rows of a signal up to the context length with the id ``fill``, which is no padding."""
+        """Fill rows of a signal up to the context length with the id ``fill``, of type 0, which is no padding."""
         ids, lengths = signal.values, signal.lengths
         if lengths is not None:
             ids = ids.masked_fill(torch.arange(ids.shape[1], device=ids.device) >= lengths[:, None], fill)
-        ids = F.pad(ids, (0, max(0, self.fill_length - ids.shape[1])), value=fill)
-        return replace(signal, values=ids, lengths=None)
+        missing = max(0, self.fill_length - ids.shape[1])
+        types = None if signal.types is None else F.pad(signal.types, (0, missing))
+        return replace(signal, values=F.pad(ids, (0, missing), value=fill), types=types, lengths=None)
 
     def check(self, signal: Signal) -> None:
         check_ids(signal.values, self.device)

@@ -267,6 +267,12 @@ class Text(Placed, Tokens, kind="text"):
     def lengthens(self) -> bool:
         return self.fill is not None
 
+    def problems(self) -> list[Problem]:
+        if self.fill is None or self.vocab_size is None or self.fill < self.vocab_size:
+            return super().problems()
+        sentence = f"the vocabulary has {self.vocab_size} tokens, with ids up to {self.vocab_size - 1}, not {self.fill}"
+        return [*super().problems(), Problem(("fill",), sentence)]
+
     @property
     def num_types(self) -> int:
         return self.types

@@ -26,6 +26,8 @@ class Head(Part, slot=True):
     """True if it has outputs for each position, not for the row as a whole."""
     predicts_tokens: ClassVar[bool] = False
     """True if its outputs are logits of tokens."""
+    pairs_positions: ClassVar[bool] = False
+    """True if its outputs are those of pairs of positions, such as edges of a graph."""
     pools: ClassVar[bool] = False
     """True if it pools the vectors of a row to one vector."""
     instead_of: ClassVar[str] = ""
@@ -308,6 +310,7 @@ class EdgesHead(Head, kind="edges"):
     """
 
     per_position = True
+    pairs_positions = True
     hidden: int | None = Field(default=None, gt=0, description="width of h; default: the width of x")
     dropout: float = Field(default=0.0, ge=0, lt=1)
 

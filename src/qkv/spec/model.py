@@ -396,7 +396,7 @@ class Model(Stack, WithWidth):
         ]
 
     def _length_problems(self) -> list[Problem]:
-        predicts = self.head.predicts_tokens or self.head.classes != 0
+        predicts = self.head.predicts_tokens or self.head.classes != 0 or self.head.pairs_positions
         if not (self.frontend.lengthens and self.head.per_position and predicts):
             return []
         sentence = f"the head {self.head.kind!r} has an output for each token, not for what fills a row; leave it out"

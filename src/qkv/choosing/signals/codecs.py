@@ -26,8 +26,8 @@ _WIDTH, _LAYERS, _FRAMES = 192, 4, 4
 
 @chooses(Autoencoding)
 def choose_codec(request: RecipeRequest) -> Recipe:
-    """Choose a recipe for a neural codec: spectra of about 50 vectors a second, convolutions, finite scalar quantisation
-    by eight codebooks of 10 bits, whose first ones alone also decode, causal convolutions, and inverse spectra.
+    """Choose a recipe for a neural codec: spectra of about 50 vectors a second, convolutions, finite scalar
+    quantisation by eight codebooks of 10 bits, of which the first alone also decode, and causal convolutions.
     """
     reader = request.data.processor or Waveform(normalise=False)
     request = RecipeRequest(request.task, request.data.changed(processor=reader), request.changes)
