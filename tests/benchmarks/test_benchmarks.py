@@ -28,6 +28,7 @@ SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if path.ste
 
 PRINTS: dict[str, tuple[str, ...]] = {
     "chat_training": ("before", "trained, seed 1", "exported GGUF file, q8_0", "accuracy", "tokens of an answer"),
+    "captions": ("nearest training picture", "concatenated", "cross-attended", "Flamingo", "adapted", "group, %"),
     "codec": ("codecs", "scalar", "residual", "digits", "recordings", "said by the model"),
     "contours": ("shapes, intersection over union", "difference from uniform", "64"),
     "capture": ("outputs of a head read", "token after", "plain, after a capture"),
