@@ -57,6 +57,22 @@ def test_a_run_that_did_not_fit_its_training_rows_needs_a_stronger_model() -> No
 
 
 @pytest.mark.parametrize(
+    ("processor", "frontend"),
+    [
+        ({"kind": "images", "augment": ["crop"]}, "patches"),
+        ({"kind": "log_mel", "changes": ["shift"]}, "mel_convolutions"),
+    ],
+)
+def test_losses_of_rows_that_change_at_random_say_nothing_of_the_model(
+    processor: dict[str, Any], frontend: str
+) -> None:
+    recipe = recipe_for("classification", training={"minutes": 2})
+    data, model = recipe.data.changed(processor=processor), recipe.model.changed(frontend=frontend)
+    found = advice(run_of(recipe.changed(data=data, model=model), 20, loss=0.95))
+    assert found.startswith("validation stopped improving")
+
+
+@pytest.mark.parametrize(
     ("adapt", "end"),
     [
         ("lora", "training all weights may: qkv train classify --from bert --data table.jsonl --adapt whole --out "),

@@ -275,6 +275,8 @@ def test_bad_requests_are_refused_in_one_sentence(run: Path) -> None:
         qkv.predict(run / "run", picture)
     with pytest.raises(UserError, match="single values of 'image'"):
         qkv.predict(run / "run", {"image": picture, "text": "a"}, labels=["a"])
+    with pytest.raises(UserError, match=r"trained to choose among texts.*model\.head\.objective=sigmoid"):
+        qkv.predict(run / "run", picture, labels=["a", "b"], multi_label=True)
     with pytest.raises(UserError, match="neither prompts"):
         qkv.search(run / "run", run / "pairs.csv", "a", prompt="query")
     with pytest.raises(UserError, match="there is no file"):

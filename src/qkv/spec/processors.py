@@ -88,6 +88,11 @@ class Processor(Part, slot=True):
         """True if a value of the signal depends only on samples near it, so that a sound can be read as it arrives."""
         return False
 
+    @property
+    def varies(self) -> bool:
+        """True if training values are changed at random, so that training and validation losses cannot be compared."""
+        return False
+
     makes_codes: ClassVar[bool] = False
     """True if values are converted to codes: ids that a language model reads and generates."""
 

@@ -25,8 +25,8 @@ def advice(run: Run) -> str:
     task no verb.
 
     If all validation rows are predicted right, no improvement can be measured. If the last validation was the best,
-    training was too short. If the model does not fit the training rows, it is too weak. Otherwise, more rows or a
-    pretrained encoder help.
+    training was too short. If the model does not fit the training rows, and these are not changed at random, it is too
+    weak. Otherwise, more rows or a pretrained encoder help.
     """
     verb = next((name for name, verb in VERBS.items() if verb.task == run.recipe.task.kind), None)
     validated = [row for row in run.metrics if "val_loss" in row]
@@ -46,7 +46,8 @@ def advice(run: Run) -> str:
         command = f"qkv train {verb}{start}{options} --minutes {_LONGER * minutes:g} --out {folder}"
         if lasting:
             return f"the last validation was the best, so more time helps: {command}"
-        if _weak(run.metrics, validated, _least_loss(run)):
+        varies = recipe.data.processor is not None and recipe.data.processor.varies
+        if not varies and _weak(run.metrics, validated, _least_loss(run)):
             return _stronger(run, f"qkv train {verb}{start}{options}", command)
     if recipe.start.checkpoint is None and VERBS[verb].tunes and recipe.data.processor is None:
         command = f"qkv train {verb} --from NAME{options}"

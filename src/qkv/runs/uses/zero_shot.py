@@ -80,7 +80,12 @@ class ZeroShot:
 
     def _matched(self, run: Run, task: MatchingTask, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Classify the inputs of ``rows`` by their scores with the texts of the labels."""
-        text = run.recipe.data.text_input
+        text, head = run.recipe.data.text_input, run.model.spec.head
+        if self.multi_label and getattr(head, "objective", "sigmoid") != "sigmoid":
+            raise UserError(
+                f"multi_label: {run.folder} was trained to choose among texts (softmax), so no score of a label by "
+                "itself is a probability; leave it out, or train with model.head.objective=sigmoid"
+            )
         if text is None:
             raise UserError(f"labels: {run.folder} matches {' and '.join(task.names)}, and reads no texts of labels")
         name = next(name for name in task.names if name != text)

@@ -188,6 +188,10 @@ class Images(Pixels, kind="images"):
     of_images = True
     augment: Seq[Augmentation] = Field(default=(), description="random changes of training images")
 
+    @property
+    def varies(self) -> bool:
+        return bool(self.augment)
+
     def of_pairs(self) -> Self:
         """Return a copy without changes after which a text about the image may be wrong, such as "left"."""
         return self.changed(augment=tuple(each for each in self.augment if not (each.mirrors or each.mixes)))

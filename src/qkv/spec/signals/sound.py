@@ -117,6 +117,10 @@ class Sounds(Processor):
         return self.changed(**{name: getattr(start, name) for name in type(start).model_fields if name != "changes"})
 
     @property
+    def varies(self) -> bool:
+        return bool(self.changes)
+
+    @property
     def fixed(self) -> bool:
         """True if all sounds have one length."""
         return self.seconds is not None
