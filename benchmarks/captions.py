@@ -209,7 +209,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         given.runs = given.runs or folder / "runs"
-        splits = squares(folder) if given.smoke else openmoji(given.data, folder)
+        splits = openmoji(given.data, folder) if given.data else squares(folder)
         written(folder, splits)
         reached, sizes, rows = dict[str, list[list[float]]](), dict[str, int](), list[list[str]]()
         for seed in seeds:

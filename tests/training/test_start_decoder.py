@@ -58,7 +58,7 @@ def test_closed_gates_leave_the_language_model_as_it_was(
     recipe = captions(pairs, f"decoder({writer.folder})", encoder={**ENCODER, "latents": latents})
     still = qkv.override(recipe, ["training.optimizer.lr=1e-30", "training.optimizer.weight_decay=0.0"])
     model = train(still, tmp_path / "run", on_event=ignore).model.eval()
-    assert [block.spec.residual.kind for block in model.blocks] == ["gated", "add"] * 3
+    assert [block.residual.kind for block in model.spec.layers] == ["gated", "add"] * 3
     ids = torch.arange(4, 12)[None]
     plain = writer.model.eval()(Signal(ids))[0]
     for seed in (0, 1):

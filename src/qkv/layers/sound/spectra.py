@@ -26,6 +26,9 @@ class ShortTimeFourier(nn.Module):
     def __init__(self, step: int):
         """``step``: h, an even number."""
         super().__init__()
+        self.waves: Tensor
+        self.inverse: Tensor
+        self.squares: Tensor
         self.step, self.window = step, OVERLAP * step
         self.bins = self.window // 2 + 1
         times, bins = torch.arange(self.window, dtype=torch.float64), torch.arange(self.bins, dtype=torch.float64)
@@ -49,13 +52,13 @@ class ShortTimeFourier(nn.Module):
     def forward(self, samples: Tensor) -> Tensor:
         """Return real and imaginary parts (B, M, 2, W / 2 + 1) of samples (B, M h)."""
         padded = F.pad(samples, (self.before, self.after))
-        spectra = F.conv1d(padded[:, None], self.waves[:, None].to(samples.dtype), stride=self.step)  # type: ignore[index]
+        spectra = F.conv1d(padded[:, None], self.waves[:, None].to(samples.dtype), stride=self.step)
         return spectra.mT.unflatten(-1, (2, self.bins))
 
     def samples(self, spectra: Tensor) -> Tensor:
         """Return the waveform (B, M h) of spectra (B, M, 2, W / 2 + 1)."""
         rows = spectra.flatten(-2).mT
-        inverse, squares = self.inverse.to(rows.dtype), self.squares.to(rows.dtype)  # type: ignore[operator,union-attr]
+        inverse, squares = self.inverse.to(rows.dtype), self.squares.to(rows.dtype)
         waves = F.conv_transpose1d(rows, inverse[:, None], stride=self.step)
         weights = F.conv_transpose1d(rows.new_ones(1, 1, rows.shape[-1]), squares[None, None], stride=self.step)
         inside = slice(self.before, self.before + rows.shape[-1] * self.step)
