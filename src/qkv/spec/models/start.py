@@ -45,7 +45,7 @@ class Start(Part, slot=True):
     def short_form(cls, text: str) -> Any:
         match = _KIND.fullmatch(text)
         if match and (match[2] is not None or match[1] in cls.kinds()) and (part := cls.of_kind(match[1])) is not None:
-            named = match[2] is not None and issubclass(part, CheckpointStart)
+            named = match[2] is not None and "source" in part.model_fields
             return {"kind": match[1], "source": _path_in(match[2])} if named else call_form(cls, text)
         return {"kind": "checkpoint", "source": text}
 
