@@ -13,7 +13,7 @@ from qkv.spec.signals.codecs import SampleEncoder
 from qkv.system.errors import UserError
 
 
-class SampleFrontend(Frontend):
+class WaveFrontend(Frontend):
     """Base class of front ends for waveforms: samples (B, T) -> vectors (B, ⌈T / hop⌉, D)."""
 
     def __init__(self, part: SampleEncoder, stack: Stack, hop: int):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from qkv.frontends.sounds.samples import SampleFrontend
+from qkv.frontends.sounds.samples import WaveFrontend
 from qkv.layers.context import Context
 from qkv.layers.layout import MATRIX, WHOLE, Layouts
 from qkv.layers.signal import Signal
@@ -18,7 +18,7 @@ from qkv.spec.signals.codecs import Spectra
 
 
 @implements(Spectra)
-class SpectraFrontend(SampleFrontend):
+class SpectraFrontend(WaveFrontend):
     """Front end for waveforms: samples (B, T) -> vectors (B, ⌈T / hop⌉, D); silence beyond the length of a row."""
 
     part: Spectra

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from qkv.frontends.sounds.samples import SampleFrontend
+from qkv.frontends.sounds.samples import WaveFrontend
 from qkv.layers.context import Context
 from qkv.layers.signal import Signal
 from qkv.layers.sound.waves import LOUDNESS, WaveLayers, encoder_layers
@@ -14,7 +14,7 @@ from qkv.spec.signals.codecs import WaveEncoder
 
 
 @implements(WaveEncoder)
-class WaveEncoderFrontend(SampleFrontend):
+class WaveEncoderFrontend(WaveFrontend):
     """Front end for waveforms: samples (B, T) -> vectors (B, ⌈T / hop⌉, D); silence beyond the length of a row."""
 
     part: WaveEncoder
