@@ -11,6 +11,7 @@ import pytest
 
 from qkv.costs.counting.blank import Blank
 from qkv.interop import checkpoint
+from qkv.interop.files import folder
 from qkv.interop.save import save_published
 from qkv.models.build import build
 from qkv.models.families.gpt import gpt
@@ -53,6 +54,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Path], list[str]]:
             "no values" if any(isinstance(weight, Blank) for weight in self.parameters()) else self.device.type
         )
 
-    monkeypatch.setattr(checkpoint, "read_json", reading)
+    for module in (checkpoint, folder):
+        monkeypatch.setattr(module, "read_json", reading)
     monkeypatch.setattr(Transformer, "__init__", building)
     return read, built
