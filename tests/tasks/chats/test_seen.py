@@ -58,36 +58,61 @@ def opened(source: Path, folder: Path, length: int = 64, **task: Any) -> tuple[A
     return task_, task_.open(recipe)
 
 
-def test_the_loss_is_that_of_the_library_on_the_answers_only(tmp_path: Path) -> None:
-    """PaliGemma: images and prompt are a prefix, and the answer with its end is learned."""
-    theirs = paligemma(tmp_path / "model", "first")
-    source = talks(tmp_path)
-    task, dataset = opened(source, tmp_path / "model")
-    ours = qkv.load(tmp_path / "model").model.eval()
-    images = transformers.SiglipImageProcessorPil.from_pretrained(tmp_path / "model")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
-    nats, count = 0.0, 0
+def rows_of_paligemma(source: Path, folder: Path) -> list[dict[str, Any]]:
+    """Arguments of the library for each conversation, whose labels are the answer and its end."""
+    images = transformers.SiglipImageProcessorPil.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    rows = list[dict[str, Any]]()
     for line in source.read_text().splitlines():
         (user, reply) = json.loads(line)["messages"]
         seen = [part for part in user["content"] if isinstance(part, dict) and part["type"] == "image"]
         text = user["content"][1]["text"] if seen else user["content"]
         prompt = [*[IMAGE] * COUNT * len(seen), 2, *tokenizer(text)["input_ids"], *tokenizer("\n")["input_ids"]]
         answer = [*tokenizer(reply["content"])["input_ids"], 3]
-        pixels = {}
+        ids, types = torch.tensor([[*prompt, *answer]]), torch.tensor([[0] * len(prompt) + [1] * len(answer)])
+        row = {"input_ids": ids, "token_type_ids": types, "labels": ids.masked_fill(types == 0, -100)}
         if seen:
-            picture = Image.open(tmp_path / seen[0]["image"])
-            pixels = {"pixel_values": images(picture, return_tensors="pt")["pixel_values"]}
-        ids = torch.tensor([[*prompt, *answer]])
-        types = torch.tensor([[0] * len(prompt) + [1] * len(answer)])
-        labels = ids.masked_fill(types == 0, -100)
-        with torch.no_grad():
-            loss = theirs(input_ids=ids, token_type_ids=types, labels=labels, **pixels).loss
-        nats, count = nats + float(loss) * len(answer), count + len(answer)
-    with torch.no_grad():
-        batches = list(dataset.rows("validation"))
-        mine = sum(float(task.summed_loss(ours, batch)) for batch in batches)
+            picture = Image.open(source.parent / seen[0]["image"])
+            row["pixel_values"] = images(picture, return_tensors="pt")["pixel_values"]
+        rows.append(row)
+    return rows
+
+
+def test_training_is_that_of_a_loop_with_the_library(tmp_path: Path) -> None:
+    """PaliGemma: images and prompt are a prefix, the answer with its end is learned, and all weights follow."""
+    theirs = paligemma(tmp_path / "model", "first")
+    source = talks(tmp_path)
+    task, dataset = opened(source, tmp_path / "model")
+    ours = qkv.load(tmp_path / "model").model
+    rows, batches = rows_of_paligemma(source, tmp_path / "model"), list(dataset.rows("validation"))
+    count = sum(int(row["token_type_ids"].sum()) for row in rows)
     assert sum(batch.num_targets for batch in batches) == count
-    assert mine == pytest.approx(nats, rel=1e-4)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.05) for model in (theirs, ours)]
+    losses = list[tuple[float, float]]()
+    for _ in range(3):
+        expected = sum(theirs(**row).loss * row["token_type_ids"].sum() for row in rows) / count
+        mine = sum(task.summed_loss(ours, batch) for batch in batches) / count
+        losses.append((float(mine), float(expected)))
+        for optimizer, loss in zip(optimizers, (expected, mine), strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert [mine for mine, _ in losses] == pytest.approx([expected for _, expected in losses], rel=1e-3)
+    assert losses[0][0] == pytest.approx(losses[0][1], rel=1e-4)
+    assert losses[2][0] < losses[0][0]
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    paligemma(tmp_path / "model", "first")
+    source = talks(tmp_path)
+    arguments = {"task": "chat", "start": tmp_path / "model", "validation": str(source)}
+    changes = ["training.minutes=null", "training.adapt=whole", "training.schedule=constant", "training.batch_size=1"]
+    changes += ["training.checkpoints.every=1", "training.validation.every=1"]
+    whole = qkv.train(source, overrides=[*changes, "training.steps=3"], out=tmp_path / "a", **arguments)
+    qkv.train(source, overrides=[*changes, "training.steps=1"], out=tmp_path / "b", **arguments)
+    resumed = qkv.train(source, overrides=[*changes, "training.steps=3"], out=tmp_path / "b", **arguments)
+    for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("length", [128, 256])
