@@ -98,8 +98,10 @@ def join_inputs(
 
 
 def _of_each(path: AllInputs, task: JoinedTask, dataset: ExampleDataset) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the table and bias of a linear model of each input alone."""
+    """Return the table and bias of a linear model of each input alone; none if there is one input only."""
     design = _design(path, task, dataset)
+    if len(design.blocks) == 1:
+        return {}
     return {f"{name} alone": _fitted(task, dataset, design, (name,)) for name in design.blocks}
 
 
