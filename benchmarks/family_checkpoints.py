@@ -370,7 +370,8 @@ def choices(kind: Kind, name: str) -> Iterator[tuple[str, list[Any]]]:
     for each in dataclasses.fields(config_class):
         key, now = each.name, value(plain, each.name)
         if not any(part in key for part in sizes.NEUTRAL):
-            others = [other for other in _others(key, now, each.type) if other != now]
+            several = sizes.CHOICES_OF.get(name, {}).get(key)
+            others = [other for other in several or _others(key, now, each.type) if other != now]
             if others:
                 yield key, others
 

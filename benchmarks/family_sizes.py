@@ -1,7 +1,8 @@
 """Sizes of small checkpoints of published families: by key, by family, and further values of keys for variants.
 
 ``SMALL``: size of each key that every family has under this name. ``FAMILIES``: keys of a family that keep what is
-special about it, such as layers of every type. ``CHOICES``: further values of keys, for variants.
+special about it, such as layers of every type. ``CHOICES``: further values of keys, for variants; ``CHOICES_OF``: those
+of one family.
 """
 
 SIDE = 32
@@ -172,6 +173,19 @@ CHOICES = {
     **{key: ["gelu", "relu", "silu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "tanh", "relu2"] for key in (
         "hidden_act", "hidden_activation", "activation_function", "activation", "dense_act_fn", "act_fn")},
 }  # fmt: skip
+EXPERTS_OF_DBRX = {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64}
+CHOICES_OF = {
+    # its base of rotations stands twice in a config, and libraries read it in either place
+    "dbrx": {
+        "attn_config": [{"kv_n_heads": heads, "clip_qkv": clip, "rope_theta": 10000.0}
+                        for heads, clip in ((1, 0.5), (4, 8.0), (2, None))],
+        "ffn_config": [{**EXPERTS_OF_DBRX, "moe_top_k": 3},
+                       {**EXPERTS_OF_DBRX, "moe_normalize_expert_weights": None},
+                       {**EXPERTS_OF_DBRX, "ffn_act_fn": {"name": "gelu"}}],
+        "rope_parameters": [{**rope, "rope_theta": 10000.0} for rope in CHOICES["rope_parameters"]],
+    },
+}  # fmt: skip
+"""Values of keys of one family, whose keys of these names hold something else than in others."""
 NEUTRAL = ("use_cache", "return_dict", "is_decoder", "is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder",
            "drop", "init", "coef", "loss", "output_", "mask_", "jitter", "feed_forward_chunk", "_kernels")  # fmt: skip
 
