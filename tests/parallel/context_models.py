@@ -66,9 +66,9 @@ def built(spec: Model) -> Transformer:
 def model_checks(ranks: Ranks, share: slice) -> dict[str, float]:
     """Largest differences of loss and gradients by "model, form of the rows, way", of a share of the cases."""
     cases: list[tuple[str, str, bool, By, bool]] = [("rope", form, True, "ring", False) for form in FORMS]
-    cases += [(name, FORMS[i % 4], True, "ring", False) for i, name in enumerate(MODELS)]
-    cases += [(name, "plain", i % 2 == 0, "ring", False) for i, name in enumerate(MODELS)]
-    cases += [("rope", "packed", False, "ring", True), ("hybrid", "odd", True, "heads", False)]
+    cases.extend((name, FORMS[i % 4], True, "ring", False) for i, name in enumerate(MODELS))
+    cases.extend((name, "plain", i % 2 == 0, "ring", False) for i, name in enumerate(MODELS))
+    cases.extend([("rope", "packed", False, "ring", True), ("hybrid", "odd", True, "heads", False)])
     found = dict[str, float]()
     for name, form, folded, by, recomputed in cases[share]:
         whole, own, rows = built(MODELS[name]), built(MODELS[name]), batch(form)
