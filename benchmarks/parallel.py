@@ -13,26 +13,26 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
+from datetime import timedelta
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import qkv
 from qkv.models.build import build
-from qkv.parallel.meeting import MEETING, joined
 from qkv.parallel.shards import whole
 from qkv.report.table import print_table
 from qkv.spec.recipe import Recipe
-from qkv.system.world import World
+from qkv.system.world import ALONE, ProcessGroupWorld, World
 from qkv.training.loop import Trainer, train
 from qkv.training.setup import Setup
 from qkv.training.steps.divided import gradients_of
@@ -80,7 +80,7 @@ def write_text(path: Path) -> None:
 
 def recipe_of(text: Path, replicate: int, shard: int, smoke: bool) -> Recipe:
     """Build the recipe of a run with 7 rows a batch, so that the processes have different numbers of rows."""
-    width = 16 if smoke else 128
+    width = 16 if smoke else 64
     return Recipe.parse(
         {
             "data": {"source": str(text), "tokenizer": "characters"},
@@ -169,33 +169,30 @@ class Watch:
 
 
 def together(folder: Path, size: int, recipe: Recipe) -> dict[bool, Measured]:
-    """Measure a run by ``size`` processes of this program, in float64 (True) and float32; return what the first one
-    found.
-    """
+    """Measure a run by ``size`` processes, in float64 (True) and float32; return what the first one found."""
     folder.mkdir()
-    (folder / "recipe.json").write_text(json.dumps(recipe.to_dict()))
-    threads = str(max(1, (os.cpu_count() or 1) // size))
-    environment = os.environ | {"WORLD_SIZE": str(size), MEETING: str(folder), "OMP_NUM_THREADS": threads}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--part"], env=environment | {"RANK": str(rank)}, stdin=subprocess.PIPE
-        )
-        for rank in range(size)
-    ]
-    if any([process.wait() for process in processes]):
+    context = get_context("fork")  # the packages are imported once
+    processes = [context.Process(target=take_part, args=(rank, size, folder, recipe)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
         raise SystemExit("a process failed")
     double, single = json.loads((folder / "measured.json").read_bytes())
     return {True: Measured(*double), False: Measured(*single)}
 
 
-def take_part() -> None:
-    """Measure as one process of ``together``."""
-    folder = Path(os.environ[MEETING])
-    recipe = Recipe.parse(json.loads((folder / "recipe.json").read_bytes()))
-    with joined(120) as world:
-        measured = [measure(recipe, folder / f"run-{double}", world, double) for double in (True, False)]
-        if world.first:
-            (folder / "measured.json").write_text(json.dumps(measured))
+def take_part(rank: int, size: int, folder: Path, recipe: Recipe) -> None:
+    """Measure a run as process ``rank`` of ``size``."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
+    world = ALONE
+    if size > 1:
+        dist.init_process_group("gloo", f"file://{folder / 'store'}", timedelta(seconds=120), size, rank)
+        world = ProcessGroupWorld(timeout=120)
+    measured = [measure(recipe, folder / f"run-{double}", world, double) for double in (True, False)]
+    if world.first:
+        (folder / "measured.json").write_text(json.dumps(measured))
 
 
 def compared(smoke: bool) -> list[list[str]]:
@@ -235,15 +232,12 @@ def _row(replicate: int, shard: int, found: dict[bool, Measured], base: dict[boo
 
 if __name__ == "__main__":
     options = parser(str(__doc__))
-    options.add_argument("--part", action="store_true", help="take part in a run; for the processes of this program")
     options.add_argument("--write", type=Path, metavar="PAGE", help="write the table into a page")
     given = options.parse_args()
-    if given.part:
-        take_part()
-    else:
-        print("several processes and one")
-        say_where()
-        table = compared(given.smoke)
-        print_table("\nseveral processes beside one", COLUMNS, table)
-        if given.write:
-            write_table(given.write, "parallel: benchmarks/parallel.py", COLUMNS, table)
+    os.environ["QKV_DEVICE"] = "cpu"
+    print("several processes and one")
+    say_where()
+    table = compared(given.smoke)
+    print_table("\nseveral processes beside one", COLUMNS, table)
+    if given.write:
+        write_table(given.write, "parallel: benchmarks/parallel.py", COLUMNS, table)
