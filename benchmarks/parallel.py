@@ -80,14 +80,14 @@ def write_text(path: Path) -> None:
 
 def recipe_of(text: Path, replicate: int, shard: int, smoke: bool) -> Recipe:
     """Build the recipe of a run with 7 rows a batch, so that the processes have different numbers of rows."""
-    width = 16 if smoke else 64
+    width = 16 if smoke else 32
     return Recipe.parse(
         {
             "data": {"source": str(text), "tokenizer": "characters"},
             "model": {
                 "width": width,
-                "num_layers": 2 if smoke else 4,
-                "context_length": 16 if smoke else 64,
+                "num_layers": 2,
+                "context_length": 16 if smoke else 32,
                 "blocks": [{"branches": ["attention(4)", "feed_forward"]}],
             },
             "training": {
@@ -195,8 +195,8 @@ def take_part(rank: int, size: int, folder: Path, recipe: Recipe) -> None:
         (folder / "measured.json").write_text(json.dumps(measured))
 
 
-def compared(smoke: bool) -> list[list[str]]:
-    """Measure all meshes; return the rows of the table."""
+def compared(smoke: bool, page: Path | None) -> list[list[str]]:
+    """Measure all meshes; return the rows of the table, written into ``page`` after each of them."""
     rows, base = list[list[str]](), dict[bool, Measured]()
     with tempfile.TemporaryDirectory() as place:
         text = Path(place) / "text.txt"
@@ -206,6 +206,8 @@ def compared(smoke: bool) -> list[list[str]]:
             found = together(Path(place) / f"{replicate}-{shard}", replicate * shard, recipe)
             base = base or found
             rows.append(_row(replicate, shard, found, base))
+            if page:
+                write_table(page, "parallel: benchmarks/parallel.py", COLUMNS, rows)
     return rows
 
 
@@ -237,7 +239,5 @@ if __name__ == "__main__":
     os.environ["QKV_DEVICE"] = "cpu"
     print("several processes and one")
     say_where()
-    table = compared(given.smoke)
+    table = compared(given.smoke, given.write)
     print_table("\nseveral processes beside one", COLUMNS, table)
-    if given.write:
-        write_table(given.write, "parallel: benchmarks/parallel.py", COLUMNS, table)

@@ -195,7 +195,7 @@ def test_a_process_that_hangs_ends_all_in_time(text: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_stops_all_and_fewer_processes_go_on(text: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_signal_to_one_stops_all_and_fewer_processes_go_on(text: Path, tmp_path: Path) -> None:
     line = command(text, tmp_path)
     code, said, _ = ran([*line, "--nproc", "3"], "stop 2 3")
     assert code == 128 + signal.SIGTERM
