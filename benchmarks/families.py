@@ -132,7 +132,7 @@ def compare(kind: Kind, name: str, changes: Keys) -> Result:
 
 
 def _model(kind: Kind, folder: str) -> Any:
-    """Model of a folder; one that hears, or sees beside a text, is given what a processor makes, so it needs none."""
+    """Model of a folder, which needs no processor: a model of sounds or images is given processed inputs."""
     return load_published(folder).model if kind.named else qkv.load(folder).model
 
 

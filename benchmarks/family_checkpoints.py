@@ -316,7 +316,7 @@ def image_forms(reference: Reference, model: Any) -> Iterator[Form]:
 
 
 def sound_forms(reference: Reference, model: Any) -> Iterator[Form]:
-    """Compare models that hear."""
+    """Compare models that read sound."""
     return sounds.sound_forms(reference, model, _consistent)
 
 

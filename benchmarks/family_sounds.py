@@ -1,4 +1,4 @@
-"""Small checkpoints of families that hear and speak: sizes, arguments, and the outputs to compare.
+"""Small checkpoints of families that read or write sound: sizes, arguments, and the outputs to compare.
 
 ``FAMILIES``: keys of a config, as in ``family_sizes``. Encoders, classifiers and recognisers are compared in whole
 sounds and sounds of two lengths; models that write a text in one step after a prefill, too; codecs in their codes and
@@ -23,7 +23,7 @@ SAMPLES, FEWER = 1600, 1100
 FRAMES, FEWER_FRAMES = 64, 40
 """Frames of a spectrogram, and of a short one."""
 TEXT_ALONE = "text alone"
-"""Form of models that hear, of which qkv opens the model of text."""
+"""Form of models that read sound of which qkv opens only the text model."""
 WORDS = 9
 """Positions of the text that a model writes."""
 ENCODERS = (
@@ -85,7 +85,7 @@ _SHAPES = ((FRAMES, 16), (16, FRAMES), (FRAMES, 32), (FRAMES, 80), (FRAMES, 160)
 
 
 def sound_arguments(names: Container[str], generator: torch.Generator) -> list[Keys]:
-    """Usual arguments of models that hear: waveforms and spectrograms, with the beginning of a text, or a text alone.
+    """Usual arguments of models that read sound: waveforms and spectrograms, with the start of a text, or a text alone.
 
     names: arguments of the model.
     """
@@ -104,7 +104,7 @@ def sound_arguments(names: Container[str], generator: torch.Generator) -> list[K
 
 
 def sound_forms(reference: Any, model: Any, consistent: Callable[..., Tensor | None]) -> Iterator[Form]:
-    """Compare models that hear: whole sounds, sounds of two lengths, one step of a text after a prefill.
+    """Compare models that read sound: whole sounds, sounds of two lengths, one step of a text after a prefill.
 
     consistent: second of two outputs of transformers, if it does not contradict the first.
     """
@@ -157,7 +157,7 @@ def _bins(frontend: Any) -> int:
 
 
 def _text_alone(reference: Any, model: Any) -> Iterator[Form]:
-    """Compare the model of text of a model that hears, of which qkv reads no more."""
+    """Compare the text model of a model that reads sound; qkv reads nothing else of it."""
     ids = torch.arange(5, 5 + WORDS)[None]
     paired = model.encoder is not None
     text = {"decoder_input_ids": ids} if paired else {}

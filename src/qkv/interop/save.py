@@ -183,8 +183,8 @@ def _start(model: Transformer, tokenizer: Tokenizer | None, begin: Sequence[int]
 def save_tokenizer(folder: Path, tokenizer: Tokenizer, spec: Model) -> None:
     """Write ``tokenizer`` with its settings.
 
-    For a bidirectional model, the written tokenizer adds special tokens around texts. Characters that a model of CTC
-    writes are also listed in vocab.json, with its blank as the padding token.
+    For a bidirectional model, the written tokenizer adds special tokens around texts. The characters that a
+    CTC model writes are also listed in vocab.json, with its blank as the padding token.
     """
     (tokenizer if spec.causal or spec.head.writes_text else tokenizer.framing).save(folder / FILE_NAME)
     blank = getattr(spec.head, "blank", None)
@@ -218,7 +218,7 @@ def listed_characters(tokenizer: Tokenizer, blank: int) -> dict[str, int] | None
 def tokenizer_config(tokenizer: Tokenizer, spec: Model) -> dict[str, Any]:
     """Build the contents of tokenizer_config.json for the transformers library.
 
-    They name a generic tokenizer class and the special tokens by role; for a model of CTC whose blank is a token, the
+    They name a generic tokenizer class and the special tokens by role; for a CTC model whose blank is a token, the
     class that merges equal neighbours, with the blank as the padding token.
     """
     roles = {f"{role}_token": tokenizer.core.id_to_token(index) for role, index in tokenizer.specials.items()}

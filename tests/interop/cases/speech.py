@@ -1,4 +1,4 @@
-"""Models that hear: their text models, with and without a tied head, beside an encoder of speech that stays unread."""
+"""Models that read sound: their text models, with and without a tied head; the encoder of speech stays unread."""
 
 from __future__ import annotations
 

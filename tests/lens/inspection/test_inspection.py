@@ -130,7 +130,7 @@ def test_narrow_weights_are_computed_in_fp32(run: Run, tmp_path: Path) -> None:
         ({"text": "fox", "ablate": ["blocks.0.branches.0:0"]}, "a head is a pair"),
         ({"text": "fox", "ablate": "blocks.0.branches.0:0"}, "a head is a pair"),
         ({"text": "fox " * 600}, "views show at most 2,048; give a shorter one"),
-        ({"text": "fox", "answer": "dog"}, "an answer is only read by"),
+        ({"text": "fox", "answer": "dog"}, "an answer is read only by"),
     ],
 )
 def test_bad_input_is_one_sentence(run: Run, arguments: dict[str, Any], sentence: str) -> None:

@@ -27,7 +27,9 @@ class ChatEntry(NamedTuple):
 
 
 class ChatInput:
-    """Lines of standard input, joined to messages. ``terminal``: whether a person types them."""
+    """Reader of chat messages from standard input; a message may take several lines. ``terminal``: True if a person
+    types.
+    """
 
     def __init__(self, words: Iterable[str] = ()):
         """``words``: completions of the first word of a line."""

@@ -70,8 +70,8 @@ class Batch:
         """Return part ``index`` of ``count`` parts of the rows, whose sizes differ by at most one; the part has no rows
         if there are fewer rows than parts.
 
-        extras: names of the tensors among the extras with one entry per row. None if the rows of this batch cannot be
-        taken out: if they share edges, named inputs or other extras.
+        extras: names of the tensors among the extras with one entry per row. Returns None if the batch cannot be
+        divided, because its rows share edges, named inputs or other extras.
         """
         rows = self.input.num_rows
         first, last = rows * index // count, rows * (index + 1) // count

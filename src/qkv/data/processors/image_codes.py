@@ -38,19 +38,19 @@ class Autoencoder(CodingModel[ImageProcessor]):
 
     @torch.inference_mode()
     def codes(self, encoded: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the codes (B, N), row by row, of images that the processor has encoded."""
+        """Return the codes (B, N), in row-major order of the grid, of images that the processor has encoded."""
         signal = self.processor.signal(encoded)
         return self.head.ids(self.model.features(signal)[0]).to(torch.int32).numpy()
 
     @torch.inference_mode()
     def decoded(self, codes: np.ndarray) -> list[np.ndarray]:
-        """Decode codes (B, N), row by row, to images."""
+        """Decode codes (B, N), in row-major order of the grid, to images."""
         parts = torch.from_numpy(codes).long().split(AT_ONCE)
         return [image for part in parts for image in self.processor.restored(self.head.pixels(part))]
 
 
 def order_of(spec: ImageSequence) -> np.ndarray:
-    """Return, for each position of a sequence, its index in the grid counted row by row."""
+    """Return, for each position of a sequence, its index in the grid in row-major order."""
     assert spec.grid is not None
     places = np.arange(spec.grid[0] * spec.grid[1]).reshape(spec.grid)
     return (places if spec.order == "rows" else places.T).flatten()

@@ -242,9 +242,9 @@ class _Vocabulary:
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: bytes) -> list[int]:
-        """Tokenize ``text``, for llguidance: where the constraint forces a text, it allows only the first of these ids.
+        """Tokenize ``text``; llguidance calls this. Where the constraint forces a text, it allows only the first id.
 
-        The list is empty if no token begins the text.
+        The list is empty if the text begins with no token of the vocabulary.
         """
         try:
             ids = self._tokenizer.encode(text.decode())

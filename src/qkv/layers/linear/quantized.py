@@ -55,7 +55,7 @@ class QuantizedTable(nn.Module):
 
 
 def matrix_of(table: Tensor | QuantizedTable) -> Tensor | PackedMatrix:
-    """Return a table in the form that operators accept."""
+    """Return what operators accept: a tensor unchanged, or the packed matrix of a quantised table."""
     return table.packed if isinstance(table, QuantizedTable) else table
 
 

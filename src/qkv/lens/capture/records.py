@@ -28,7 +28,7 @@ def rows_of(recorder: Recorder, region: Region | str) -> list[Tensor]:
     axes = axes_of(recorder.descriptions[path])
     value, lengths = joined_calls(recorder, path, axes)
     if axes[:1] != ("B",):
-        raise UserError(f"the value at {path!r} has the axes ({', '.join(axes)}), and no rows")
+        raise UserError(f"the value at {path!r} has the axes ({', '.join(axes)}), and no batch axis")
     rows = range(value.shape[0]) if region.rows is None else region.rows
     return [region.row(value[row], axes, row, None if lengths is None else lengths[row], path) for row in rows]
 

@@ -28,6 +28,8 @@ from qkv.tasks.sound.transcription import TranscriptionTask
 from qkv.tasks.text.fill_in import FillInTask, read_gaps
 from qkv.tokenizers.tokenizer import Tokenizer
 
+_NO_ANSWER = "an answer is read only by encoder–decoders that turn a text or a sound into a text; leave it out"
+
 
 @dataclass(frozen=True)
 class ReadInput:
@@ -77,7 +79,7 @@ def collect_inputs(run: Run, first: Any, further: Mapping[str, Any], row: int | 
 def read_input(run: Run, row: Mapping[str, Any], answer: str | None = None) -> ReadInput:
     """Encode ``row``, the inputs of the run's task by name, such as {"text": "…"}.
 
-    answer: text that a model with an encoder writes; by default, what it writes itself. Raises ``UserError``.
+    answer: text that an encoder–decoder is assumed to write; by default, what it writes itself. Raises ``UserError``.
     """
     task = task_of(run)
     if task.writes_from_source:
@@ -85,7 +87,7 @@ def read_input(run: Run, row: Mapping[str, Any], answer: str | None = None) -> R
     if task.transcribes:
         return _heard(run, row, answer)
     if answer is not None:
-        raise UserError("an answer is only read by a model that writes a text from a text; leave it out")
+        raise UserError(_NO_ANSWER)
     if isinstance(task, PooledTask):
         return _pooled(run, task, row)
     if isinstance(task, FillInTask):
@@ -119,7 +121,7 @@ def _pooled(run: Run, task: PooledTask, row: Mapping[str, Any]) -> ReadInput:
 
 
 def _written(run: Run, row: Mapping[str, Any], answer: str | None) -> ReadInput:
-    """Read a source, and the text that the model writes from it as its own input."""
+    """Read a source, and the text that the decoder writes from it, which is also the input of the decoder."""
     task = task_of(run)
     assert isinstance(task, ExampleTask)
     text = str(predict(run, [dict(row)])[0]["answer"]) if answer is None else answer
@@ -129,14 +131,17 @@ def _written(run: Run, row: Mapping[str, Any], answer: str | None) -> ReadInput:
 
 
 def _heard(run: Run, row: Mapping[str, Any], answer: str | None) -> ReadInput:
-    """Read a sound, and with a decoder the text that it writes; of CTC, the first position of a token is explained."""
+    """Read a sound, and the text that a decoder writes from it.
+
+    With CTC, the first position with a token is explained.
+    """
     if run.model.encoder is not None:
         try:
             return _written(_prompted(run), row, answer)
         except Unusable as error:
             raise UserError(str(error)) from None
     if answer is not None:
-        raise UserError("an answer is only read by a model that writes a text from an input; leave it out")
+        raise UserError(_NO_ANSWER)
     task = task_of(run)
     assert isinstance(task, TranscriptionTask)
     read = task.encoded_row(task.reader(run.recipe, run.vocabulary), row)

@@ -1,4 +1,4 @@
-"""Shaped attention: a weighted sum of the output of attention, the values of the queries and the mean value."""
+"""Shaped attention: a weighted sum of the output of attention, the query position's own value and the mean value."""
 
 from __future__ import annotations
 

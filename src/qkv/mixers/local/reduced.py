@@ -68,7 +68,7 @@ class ReducedAttention(Branch):
         return x.unflatten(-1, (count, -1, self.head_dim)).permute(2, 0, 3, 1, 4)
 
     def _read(self, rows: Tensor, real: Tensor | None, context: Context) -> tuple[Tensor, Tensor]:
-        """Return (vectors (R, M, D) of which keys and values are made, their numbers (1 or R, M); -1: not visible)."""
+        """Return (vectors (R, M, D) that are projected to keys and values, their positions (1 or R, M); -1: hidden)."""
         sizes, leading = grid_of(context, rows, self.axes, self.part.kind)
         blocks = [side // self.part.ratio for side in sizes]
         cells, first = rows[:, leading:].unflatten(1, sizes), rows[:, :leading]

@@ -141,7 +141,10 @@ class WindowAttention(Branch):
         return back
 
     def _seen(self, full: Tensor, real: Tensor | None, place: tuple[int, int]) -> Tensor | None:
-        """Return the keys that each query sees (B W, M^n, M^n); None: all. ``place``: shift, windows of a row."""
+        """Return a mask (B W, M^n, M^n), True where a query sees a key; None: all are visible.
+
+        ``place``: shift, number of windows of a row.
+        """
         size, (shift, count), seen = self.part.window, place, None
         if shift:
             seen = windows.neighbours_after_turn(tuple(full.shape[1:-1]), size, shift, full.device)[None]

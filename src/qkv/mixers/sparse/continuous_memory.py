@@ -167,7 +167,7 @@ class ContinuousMemory(KeyValueAttention):
 
 
 def _side_by_side(num_heads: int) -> Tensor:
-    """Return biases (H, 2) with which head h reads around time (h + ½) / H, with a deviation of 1 / 2 H."""
+    """Return biases (H, 2) with which head h reads around time (h + ½) / H, with a standard deviation of 1 / (2 H)."""
     centres = (torch.arange(num_heads) + 0.5) / num_heads
     variance = torch.full((num_heads,), 0.25 / num_heads**2)
     return torch.stack((torch.logit(centres), torch.log(torch.expm1(variance))), -1)

@@ -61,10 +61,10 @@ class Quantizer(Declared):
 
 @implements(spec.ScalarQuantizer)
 class ScalarQuantizer(Quantizer):
-    """Finite scalar quantisation: v = W z + b, of K · d numbers; round(bounded v) / ⌊L / 2⌋ -> q = U (…) + c.
+    """Finite scalar quantisation: v = W z + b, u = round(bounded(v)) / ⌊L / 2⌋, q = U u + c.
 
-    A number with an even number of levels is bounded to (-L/2, L/2 - 1), an odd one to (-(L-1)/2, (L-1)/2). The numbers
-    of codebooks that are left out are 0.
+    v and u have d numbers for each of K codebooks. A number with L levels is bounded to (-L/2, L/2 - 1) if L is even,
+    and to (-(L-1)/2, (L-1)/2) if L is odd. If only the first codebooks are used, u is 0 in the others.
     """
 
     part: spec.ScalarQuantizer
@@ -78,7 +78,7 @@ class ScalarQuantizer(Quantizer):
         self.basis = tuple(prod(part.levels[:i]) for i in range(len(part.levels)))
 
     def initialise(self) -> None:
-        """Initialise the maps so that the numbers of vectors of unit variance have unit variance."""
+        """Initialise the maps so that vectors of unit variance give numbers v of unit variance."""
         for layer in (self.into, self.out):
             nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
 

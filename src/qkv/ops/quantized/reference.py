@@ -106,7 +106,9 @@ class _Dequantisation(torch.autograd.Function):
 
 
 def by_weight(y: Tensor, weight: PackedMatrix) -> Tensor:
-    """Compute y W by parts of W's rows, which are added in fp32 or wider: y (…, O) -> (…, I)."""
+    """Compute y W: y (…, O) -> (…, I). Blocks of W's rows are multiplied in turn; their products are added in fp32 or
+    wider.
+    """
     begin, total = 0, y.new_zeros(*y.shape[:-1], weight.inner, dtype=single_or_wider(y.dtype))
     for part in _dense(weight, y.dtype):
         total += y[..., begin : begin + len(part)] @ part
@@ -115,7 +117,7 @@ def by_weight(y: Tensor, weight: PackedMatrix) -> Tensor:
 
 
 def _dense(weight: PackedMatrix, dtype: torch.dtype) -> Iterator[Tensor]:
-    """Yield parts of W's rows in ``dtype``; the whole W if it is stored so."""
+    """Yield blocks of rows of W in ``dtype``; if W is stored in ``dtype``, yield the whole W at once."""
     if weight.stored.dtype == dtype:
         yield weight.stored
         return
@@ -124,7 +126,7 @@ def _dense(weight: PackedMatrix, dtype: torch.dtype) -> Iterator[Tensor]:
 
 
 def _parts(weight: PackedMatrix) -> Iterator[PackedMatrix]:
-    """Yield parts of W that consist of whole tiles of rows, with about a million weights at most."""
+    """Yield blocks of rows of W: whole tiles, at most about a million weights each."""
     outer, inner = weight.shape
     step = max(TILE, _BLOCK_NUMBERS // inner // TILE * TILE)
     each = step if weight.scale is None else step // TILE

@@ -19,8 +19,10 @@ _WAY_OUT = "'qkv chat' reads one from a file, with --chat-template FILE and /ima
 
 
 class PictureQuestions:
-    """Model that answers questions about pictures. A model with a chat template answers a message that begins with the
-    pictures, and another run a row of its inputs, which are pictures and one text.
+    """Model that answers questions about pictures.
+
+    A model with a chat template reads a message that begins with the pictures. Any other model reads a row of its run's
+    inputs: pictures and one text.
     """
 
     def __init__(self, run: Run):
@@ -56,8 +58,9 @@ class PictureQuestions:
         return self.model.answer([{"role": "user", "content": content}])
 
     def predict(self, question: str, pictures: Sequence[Any]) -> dict[str, Any]:
-        """Predict from a row of the question and the pictures, in the order of the run's inputs. Raises
-        ``UserError``.
+        """Predict from one row: the question, and one picture for each picture input of the run, in this order.
+
+        Raises ``UserError``.
         """
         if len(pictures) != len(self.pictures):
             names = ", ".join(self.pictures)

@@ -1,6 +1,6 @@
 """Transcription of a sound while it arrives, from a pipe or a microphone.
 
-A causal model of CTC reads each block as it comes and writes the same text as for the whole sound. Other models read
+A causal CTC model reads each block as it comes and writes the same text as for the whole sound. Other models read
 the parts between pauses, each as a sound of its own, and at most a window at once.
 """
 
@@ -49,7 +49,7 @@ def stream_transcript(run: Run, sound: SoundStream, **options: Any) -> Iterator[
 
 
 def reads_as_it_arrives(run: Run) -> bool:
-    """Return True if a model of CTC depends on no later samples than some near a position: its blocks are causal, its
+    """Return True if a CTC model reads no samples later than a few after each position: its blocks are causal, its
     front end and processor local, and its search greedy.
     """
     model, processor = run.model.spec, run.vocabulary.processor

@@ -177,7 +177,7 @@ class WaveDecoder(SampleDecoder, kind="wave_decoder"):
     """Quantizer and decoder of a neural codec by transposed convolutions: the mirror image of ``wave_encoder``.
 
     With ``stride`` s a code stands for s vectors: a convolution of 2 s taps with that stride before the quantizer, and
-    a transposed one behind it, of ``groups`` groups of features (Mimi, Défossez et al. 2024).
+    a transposed one after it, of ``groups`` groups of features (Mimi, Défossez et al. 2024).
     """
 
     network: SeaNet | None = Field(default=None, description="default: the mirror image of the front end's")

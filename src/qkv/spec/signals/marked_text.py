@@ -16,7 +16,7 @@ BOX = 4
 
 
 class MarkVectors(Spec):
-    """Table of vectors of a mark, of a width of their own."""
+    """Embedding table of a mark: number of rows and width, which may differ from the width of a token."""
 
     rows: int = Field(gt=0, le=MOST_TOKENS)
     width: int = Field(gt=0, le=WIDEST)
@@ -29,9 +29,9 @@ class MarkedText(Text, kind="marked_text"):
     ``box``: number of values of the coordinates of a box on a page, which are four more marks: left, upper, right
     and lower. The sum X[left] + Y[upper] + X[right] + Y[lower] + H[lower - upper] + W[right - left] is added to the
     token's vector (LayoutLM, Xu et al. 2020). ``appended``: marks whose vectors are appended to the token's, before
-    a linear map W x + b of all of them to its width (RoCBert, Su et al. 2022). The marks of a token are given in
-    this order. ``cells``: positions start at 0 in each cell. A cell consists of the tokens of one row whose first
-    two marks are equal (TAPAS).
+    a linear map W x + b of the joined vectors to the token's width (RoCBert, Su et al. 2022). The marks of a token
+    are given in this order. ``cells``: positions start at 0 in each cell. A cell consists of the tokens of one row
+    whose first two marks are equal (TAPAS).
     """
 
     marks: Seq[Rows] = Field(default=(), max_length=64, description="number of values of each mark that is added")

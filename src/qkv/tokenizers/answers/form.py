@@ -137,8 +137,9 @@ def calls_of(template: ChatTemplate, form: AnswerForm) -> CallForm:
 
 
 def _calls(template: ChatTemplate) -> tuple[CallForm | None, bool, str | None]:
-    """Find the form of calls; return it with the fields of ``History``. Of several forms that read the call, the one
-    that leaves least text is chosen.
+    """Find the form of calls; return it with the fields ``arguments_as_text`` and ``empty`` of ``History``.
+
+    If several forms read the call, the one that leaves the least text unread is chosen.
     """
     for as_text, empty in product((False, True), ("", None)):
         arguments = json.dumps(_ARGUMENTS) if as_text else _ARGUMENTS
@@ -168,8 +169,8 @@ def _renderings(template: ChatTemplate, message: dict[str, Any]) -> Iterator[str
 
 
 def _rest(form: CallForm, text: str) -> tuple[int, bool] | None:
-    """Return how far a form is from a rendered call: the number of characters beside what it reads, and whether it
-    would write the call otherwise. None if it reads another call, or none.
+    """Return how far a form is from a rendered call: the number of characters that it leaves unread, and True if it
+    would write the call otherwise. None if it reads no call, or a different one.
     """
     schemas, channels = schemas_of([_TOOL]), "<|channel|>" in text
     if channels != (form.name == "harmony"):

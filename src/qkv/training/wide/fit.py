@@ -162,8 +162,9 @@ def copy_into(places: Sequence[Tensor], values: Sequence[Any]) -> None:
 
 
 def _of_singles(wide: LinearPath, task: JoinedTask, dataset: Dataset) -> dict[str, tuple[Tensor, Tensor]]:
-    """Fit one wide path to the training split for each feature in ``task.singles``, which reads only this feature;
-    return name of the feature -> (table, bias).
+    """For each feature in ``task.singles``, fit a wide path that reads only this feature to the training split.
+
+    Return name of the feature -> (table, bias).
     """
     tables = dict[str, tuple[Tensor, Tensor]]()
     table = task.simple_features(dataset, VALIDATION) if task.singles else None

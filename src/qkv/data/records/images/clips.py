@@ -79,7 +79,7 @@ def numbered_pictures(folder: Path) -> bool:
 
 
 def _pictures(folder: Path) -> dict[Path, list[Path]]:
-    """Return the files of pictures and arrays in the folder of each split."""
+    """Return the folder of each split -> its files that hold pictures or arrays."""
     rooms = layout(folder, CLIPS).rooms
     return {room: visible(room, CLIPS.suffixes)[0] for room in rooms.values()}
 

@@ -15,8 +15,8 @@ from qkv.system.errors import UserError
 def spoken_digits(archive: TextSource, takes: Container[int]) -> Table:
     """Build the table of the Free Spoken Digit Dataset (Jackson et al. 2018): sounds, their digits and speakers.
 
-    ``archive``: tar file of sounds ``digit_speaker_take.wav``; ``takes``: those that are rows. Raises ``UserError`` for
-    another file.
+    ``archive``: tar file of sounds ``digit_speaker_take.wav``; ``takes``: numbers of the takes that become
+    rows. Raises ``UserError`` for any other file.
     """
     try:
         with tarfile.open(fileobj=io.BytesIO(b"".join(archive.raw()))) as file:

@@ -271,7 +271,7 @@ NAMES = (
 
 
 def copies(spec: Model) -> dict[str, str]:
-    """Return further names under which the shared token table is written -> its first name.
+    """Return each further name under which the shared token table is written -> its first name.
 
     Newer versions of transformers read three tables for a model with an untied head.
     """

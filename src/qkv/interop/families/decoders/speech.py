@@ -1,4 +1,4 @@
-"""Text models of models that hear: decoders of Llama's, Qwen's and Granite's families beside an encoder of speech."""
+"""Text models of models that read sound: decoders of Llama, Qwen and Granite beside an encoder of speech."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Switch Transformers (Fedus et al. 2021): T5 with a mixture of experts, one per position, in some layers.
 
-The published code leaves out positions of a row beyond the first ``expert_capacity`` that choose the same expert. The
-context is that many positions, so that no expert of qkv's model has to leave one out.
+In the published code, an expert computes at most ``expert_capacity`` positions of a row and drops the others that
+choose it. The context length of qkv's model is set to ``expert_capacity``, so that no position is dropped.
 """
 
 from __future__ import annotations

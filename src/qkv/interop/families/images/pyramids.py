@@ -70,7 +70,11 @@ class Lists:
     """Lists of a config with an entry for each stage."""
 
     def __init__(self, config: Config, ratios: str, widths: Sequence[int], networks: Sequence[int], patch: int):
-        """Read the lists. ``ratios``: key of the sides of blocks; the others are defaults."""
+        """Read the lists.
+
+        ``ratios``: config key of the side of a block whose positions share one key and value; ``widths``, ``networks``
+        and ``patch``: default widths of stages, MLP ratios and size of the first patch.
+        """
         self.depths = stages.numbers(config, "depths", (2, 2, 2, 2))
         self.widths = stages.numbers(config, "hidden_sizes", widths)
         self.heads = stages.numbers(config, "num_attention_heads", (1, 2, 5, 8))
@@ -105,7 +109,7 @@ def _attention(config: Config, lists: Lists, stage: int, norm: LayerNorm) -> Bra
 def _blocks(
     config: Config, lists: Lists, merges: Sequence[StridedConvolution], block: Block, kind: type[Branch]
 ) -> list[Block]:
-    """Build the blocks of all stages. ``merges``: of each stage; ``kind``: class of the feed-forward networks."""
+    """Build the blocks of all stages. ``merges``: merge before each stage; ``kind``: class of the feed-forward."""
     rates, blocks, norm = stages.drop_paths(config, lists.depths, 0.0), list[Block](), block.norm
     assert isinstance(norm, LayerNorm)
     for stage, (depth, width) in enumerate(zip(lists.depths, lists.widths, strict=True)):
@@ -120,7 +124,7 @@ def _blocks(
 
 
 def _overlapping_spec(config: Config, head: Head, norm: LayerNorm, networks: Sequence[int]) -> Model:
-    """Build the spec of PVT v2 and of SegFormer. ``norm``: all norms; ``networks``: default of mlp_ratios."""
+    """Build the spec of PVT v2 and of SegFormer. ``norm``: used everywhere; ``networks``: default of mlp_ratios."""
     lists = Lists(config, "sr_ratios", (32, 64, 160, 256), networks, patch=7)
     merges = [
         StridedConvolution(width=width, size=size, stride=step, padding=size // 2, norm=norm, norm_before=norm)
@@ -133,7 +137,7 @@ def _overlapping_spec(config: Config, head: Head, norm: LayerNorm, networks: Seq
 
 
 def _second_spec(config: Config, head: Head) -> Model:
-    """Build the spec of PVT v2. Raises ``UserError`` for keys and values of means over a fixed grid."""
+    """Build the spec of PVT v2. Raises ``UserError`` if keys and values are pooled to a fixed grid."""
     config.fixed("linear_attention", False, "keys and values, which become means over a grid of 7 × 7")
     return _overlapping_spec(config, head, LayerNorm(eps=config.number("layer_norm_eps", 1e-6)), (8, 8, 4, 4))
 
@@ -167,7 +171,7 @@ def _count(config: Config) -> int:
 
 
 def _config(spec: Model, network: type[Any], ratios: str) -> dict[str, Any] | None:
-    """Return the keys that these families share; None if the structure is not theirs. ``ratios``: key of the blocks."""
+    """Return the config keys that these families share; None if the structure differs. ``ratios``: as in ``Lists``."""
     block, embeds = shape_of(spec)
     parts = stages.stages_of(spec) if block else []
     firsts = [part.blocks[0] for part in parts]
@@ -203,7 +207,7 @@ def _ratio(stage: Stage) -> int:
 
 
 def _first_config(spec: Model) -> dict[str, Any] | None:
-    """Return config.json keys of PVT, whose keys of sizes and steps are exchanged."""
+    """Return config.json keys of PVT, in which ``patch_sizes`` holds the strides and ``strides`` the sizes."""
     keys = _config(spec, FeedForward, "sequence_reduction_ratios")
     if keys is None:
         return None

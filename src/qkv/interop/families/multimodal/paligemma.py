@@ -68,14 +68,14 @@ TEMPLATE = (
 
 
 def _with_prefix(block: Block) -> Block:
-    """Return the block whose attention also shows all of the prefix to each position in it."""
+    """Return the block with attention in which each position of the prefix also sees the whole prefix."""
     first, *rest = block.branches
     assert isinstance(first, Attention)
     return block.changed(branches=(first.changed(mask=first.mask | _prefix(block)), *rest))
 
 
 def _prefix(block: Block) -> Prefix:
-    """Return the mask of the prefix: in a layer with a window it is visible from the prefix only."""
+    """Return the mask of the prefix. In a layer with a window, only positions of the prefix see all of it."""
     return Prefix(own=gated.window_of(block.branches[0]) is not None)
 
 
@@ -123,7 +123,7 @@ def config(spec: Model) -> dict[str, Any] | None:
 
 
 def _head(config: Config) -> Head:
-    """Read the head: Gemma 2's has a soft cap of the logits, in the config of the decoder."""
+    """Read the head; the config of a Gemma 2 decoder has a soft cap of the logits."""
     text = config.table("text_config")
     cap = text.optional(_CAP, 30.0) if text.values.get("model_type") == "gemma2" else None
     return LanguageModelHead(tied=config.flag(_TIED, True), softcap=cap)

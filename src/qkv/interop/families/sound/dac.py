@@ -24,7 +24,10 @@ _UNIT = {0: "snake1", 1: "conv1", 2: "snake2", 3: "conv2"}
 
 
 def network(config: Config, channels: int, last: int) -> SeaNet:
-    """Build a network of a config. ``channels``: features at the waveform; ``last``: taps of the last convolution."""
+    """Build the network of the encoder or of the decoder from a config.
+
+    ``channels``: features of the layer next to the waveform; ``last``: kernel size of the last convolution.
+    """
     return SeaNet(
         channels=channels,
         strides=strides(config, "downsampling_ratios", _STRIDES),
@@ -65,7 +68,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return the config keys of a spec; None if it is no DAC."""
+    """Return the config keys of a spec; None if its structure is not that of DAC."""
     both = parts(spec)
     if both is None or not isinstance(both[1].quantizer, ProjectedQuantizer) or both[1].network is None:
         return None

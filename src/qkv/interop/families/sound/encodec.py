@@ -24,7 +24,7 @@ _NORMS = {"weight_norm": "weight", "time_group_norm": "group"}
 
 
 def network(config: Config) -> SeaNet:
-    """Build the network of a config."""
+    """Build the network that a config describes, for both the encoder and the decoder."""
     norm = config.word("norm_type", "weight_norm", _NORMS)
     return _NETWORK.read(config, lstm=config.integer("num_lstm_layers", 2), norm=norm)
 
@@ -57,7 +57,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return the config keys of a spec; None if it is no EnCodec."""
+    """Return the config keys of a spec; None if its structure differs."""
     both = parts(spec)
     if both is None or not isinstance(both[1].quantizer, ResidualQuantizer):
         return None

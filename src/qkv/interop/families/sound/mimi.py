@@ -28,7 +28,7 @@ _FRAME_RATES = "frame_rate", "_frame_rate"
 
 
 def network(config: Config) -> SeaNet:
-    """Build the network of a config."""
+    """Build the network that a config describes, for both the encoder and the decoder."""
     config.fixed("audio_channels", 1, "the channels of the sound, such as stereo")
     config.fixed("trim_right_ratio", 1.0, "which outputs of the decoder are cut off")
     return _NETWORK.read(config, norm="none")
@@ -99,7 +99,7 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def config(spec: Model) -> dict[str, Any] | None:
-    """Return the config keys of a spec; None if it is no Mimi. Callers read them back to verify."""
+    """Return the config keys of a spec; None if its structure differs. Callers read them back to verify."""
     match spec.layers[:1], spec.frontend, spec.head:
         case (
             (Block(branches=(Attention() as attention, FeedForward() as second), residual=Scaled() as scale) as block,),

@@ -56,12 +56,12 @@ def spec(config: Config, head: Head) -> Model:
 
 
 def _hears_alone(config: Config) -> bool:
-    """Return True if the config names the encoder with a head of classes."""
+    """Return True if the config names the model for classification, the encoder without a decoder."""
     return next(iter(config.items("architectures")), "") == _CLASSES
 
 
 def _hearing(config: Config) -> dict[str, Any]:
-    """Build the fields of the stack that reads frames."""
+    """Build the fields of the encoder stack, which reads log-mel frames."""
     positions: Positions = _SINUSOIDS if is_sinusoid(config, _SINUSOIDS, _PLACES) else Learned()
     return {
         "num_layers": config.layers("encoder_layers", 4),
@@ -136,7 +136,7 @@ def _source_keys(spec: Model) -> dict[str, Any] | None:
 
 
 def _frame_keys(stack: Stack, width: int) -> dict[str, Any] | None:
-    """Return the config keys of a stack of ``width`` that reads frames; None if its structure differs."""
+    """Return the config keys of an encoder stack of ``width``; None if its structure differs."""
     match stack.frontend, stack.layers[:1]:
         case MelConvolutions() as frames, (Block(branches=(Attention() as hear, FeedForward() as think)),):
             pass

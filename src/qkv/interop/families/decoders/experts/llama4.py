@@ -1,6 +1,7 @@
 """The text model of Llama 4 (Meta 2025): attention in chunks with RoPE, some layers without positions, and experts.
 
-The weights of the chosen experts multiply what they read. RoPE pairs are adjacent in the files.
+The router's weights multiply the inputs of the chosen experts, not their outputs. In the files, the two features of a
+RoPE pair are adjacent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Families with experts in which layers differ in window, RoPE and number of heads.
 
-Laguna (Poolside 2026) has output gates of attention with softplus. MiMo-V2-Flash (Xiaomi 2025) has values of another
-width than keys, with a fixed factor, and in layers with a window twice as many heads of keys and values and a learned
-logit per head in the softmax.
+Laguna (Poolside 2026) has softplus gates on the outputs of attention. In MiMo-V2-Flash (Xiaomi 2025), values have
+another width than keys, and the output of attention is multiplied by a fixed factor. Its layers with a window have
+twice as many key/value heads, and a learned logit per head takes part in the softmax.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _heads(config: Config, layers: int) -> list[int]:
 
 
 def _gate(config: Config) -> OutputGate:
-    """Build the output gate; ``gating`` is true, a name, or false, which means a gate per feature as well."""
+    """Build the output gate; ``gating`` is a name, true (a gate per head) or false (a gate per feature)."""
     named = isinstance(config.values.get("gating"), str)
     alone = config.word("gating") == "per-head" if named else config.flag("gating", True)
     return HeadGate(function="softplus") if alone else FeatureGate(function="softplus")
@@ -161,7 +161,7 @@ def _attention(block: Block) -> Attention | None:
 
 
 def _changed(spec: Model, fields: Any) -> Model:
-    """Return ``spec`` with other fields of each layer's attention: those that ``fields`` returns for it."""
+    """Return ``spec`` with the attention of each layer changed: ``fields`` returns its new fields."""
     blocks = [
         block
         if (mixer := _attention(block)) is None
