@@ -140,8 +140,8 @@ class ConversationalTask(ExampleTask):
         for room in sorted({room for room in rooms if room > 0}):  # a long prompt does not shorten other answers
             places = [i for i, each in enumerate(rooms) if each == room]
             generation = recipe.sample.changed(temperature=0.0, num_beams=1, num_return=1, max_new_tokens=room)
-            pictures = {"inputs": [inputs[i] for i in places]} if any(inputs) else {}
-            written = generate(model, [prompts[i] for i in places], generation, **pictures)
+            pictures = [inputs[i] for i in places] if any(inputs) else None
+            written = generate(model, [prompts[i] for i in places], generation, inputs=pictures)
             for i, ids in zip(places, written, strict=True):
                 tokens = [token for token in ids if token not in ends]
                 texts[i] = vocabulary.tokenizer.decode(tokens, skip_special=True).strip()
