@@ -100,6 +100,18 @@ def test_inputs_are_guessed_by_content(tmp_path: Path) -> None:
     assert note == "'maker' says the target of nearly every row and is not read; --cells reads it."
 
 
+def test_a_number_that_says_the_label_is_no_input(tmp_path: Path) -> None:
+    table = write_table(tmp_path)
+    head, *rows = table.read_text().splitlines()
+    code = {kind: 10 * place for place, kind in enumerate(sorted({row.rpartition(",")[2] for row in rows}))}
+    numbered = [f"{row},{code[row.rpartition(',')[2]]},{place}.5" for place, row in enumerate(rows)]
+    table.write_text("\n".join([f"{head},code,place", *numbered]) + "\n")
+    data, note = with_inputs(Data(source=str(table), columns={"label": "kind"}), Classification())
+    assert {"weight", "place"} <= data.inputs.keys()
+    assert "code" not in data.inputs
+    assert note == "'maker' and 'code' say the target of nearly every row and are not read; --cells reads them."
+
+
 def test_columns_that_are_named_decide(tmp_path: Path) -> None:
     source, columns = str(write_table(tmp_path)), {"label": "kind", "text": "note", "cells": "weight, maker"}
     data, _ = with_inputs(Data(source=source, columns=columns), Classification())

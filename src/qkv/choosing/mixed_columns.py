@@ -26,7 +26,7 @@ from qkv.tasks.registry import build_task
 
 _TELLS = 0.98
 """Share of the rows whose label a category tells from which on it is not guessed as an input."""
-_FEWEST = 20
+_FEWEST, _REPEATED = 20, 4
 _SENTENCE = 3
 """Minimum number of words of a text, on average."""
 
@@ -97,7 +97,7 @@ def _guessed(data: Data, task: TaskSpec) -> MixedInputs:
     }
     text = _text(free_columns.values())
     cells = [name for name, each in free_columns.items() if name != text and (each.is_number or each.is_label)]
-    telling = [name for name in cells if not free_columns[name].is_number and _tells(table, name, chosen[target.name])]
+    telling = [name for name in cells if _tells(table, name, chosen[target.name])]
     cells = [name for name in cells if name not in telling]
     if not text and not cells:
         return MixedInputs(data)
@@ -108,8 +108,12 @@ def _guessed(data: Data, task: TaskSpec) -> MixedInputs:
 def _left_out(telling: Sequence[str]) -> str:
     if not telling:
         return ""
-    names = " and ".join(map(repr, telling))
-    return f"{names} says the target of nearly every row and is not read; --cells reads it."
+    names, verbs = (
+        " and ".join(map(repr, telling)),
+        ("says", "is", "it") if len(telling) == 1 else ("say", "are", "them"),
+    )
+    says, is_read, it = verbs
+    return f"{names} {says} the target of nearly every row and {is_read} not read; --cells reads {it}."
 
 
 def _table_or_none(data: Data, task: TaskSpec) -> Table | None:
@@ -135,7 +139,9 @@ def _text(columns: Iterable[Profile]) -> str:
 
 
 def _tells(table: Table, name: str, target: str) -> bool:
-    """Return True if the categories of the column ``name`` say the target of nearly all rows, as a finer label does."""
+    """Return True if the values of the column ``name`` say the target of nearly all rows, as a finer label does. Values
+    of which each occurs in fewer than ``_REPEATED`` rows on average say nothing.
+    """
     by_category = defaultdict[str, Counter[str]](Counter)
     for row in table.rows:
         if isinstance(row, Row):
@@ -143,7 +149,8 @@ def _tells(table: Table, name: str, target: str) -> bool:
     rows = sum(counts.total() for counts in by_category.values())
     right = sum(max(counts.values()) for counts in by_category.values())
     labels = {label for counts in by_category.values() for label in counts}
-    return rows >= _FEWEST and len(labels) > 1 and right >= _TELLS * rows
+    repeated = rows >= max(_FEWEST, _REPEATED * len(by_category))
+    return repeated and len(labels) > 1 and right >= _TELLS * rows
 
 
 def _with(

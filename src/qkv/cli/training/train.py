@@ -82,7 +82,7 @@ def train_command(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write event files for TensorBoard.")] = False,
     fresh: _Fresh = False,
     *,
-    context: typer.Context,
+    invocation: typer.Context,
     processes: ProcessOptions,
     table: TableOptions,
     **columns: str | None,
@@ -95,7 +95,7 @@ def train_command(
     the data. 'qkv train classify --help' lists options of a verb.
     """
     if processes.nproc > 1 and rank_of_process()[1] == 1:
-        return _launch(context.obj, processes.nproc)
+        return _launch(invocation.obj, processes.nproc)
     changes = _changes(overrides or [], tensorboard, minutes)
     options = {"overrides": changes, "quick": quick, "out": out, "resume": not fresh}
     with joined(processes.timeout) as world:

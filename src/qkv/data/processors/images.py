@@ -212,8 +212,7 @@ class SizedImageProcessor(ImageProcessor):
         return _pixels(image.resize(_in_cells(image, self.spec), _resampling(self.spec)))
 
     def size(self, encoded: np.ndarray) -> int:
-        cell = self.spec.patch * self.spec.merge
-        return encoded.shape[1] // cell * (encoded.shape[2] // cell)
+        return encoded.shape[1] // self.spec.patch * (encoded.shape[2] // self.spec.patch)
 
     def signal(self, encoded: Sequence[np.ndarray]) -> Signal:
         """Build the signal of images of one size. Raises ``UserError`` for several."""

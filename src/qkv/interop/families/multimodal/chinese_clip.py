@@ -34,7 +34,7 @@ def spec(config: Config, head: Head) -> Model:
 def config(spec: Model) -> dict[str, Any] | None:
     """Return config.json keys for ``spec``; None if its structure differs. Callers read them back to verify."""
     encoder = spec.encoder
-    if encoder is None or encoder.frontend.processor is None:
+    if encoder is None or encoder.frontend.processor is None or spec.reads_memory:
         return None
     fields = {name: getattr(encoder, name) for name in _OF_STACK}
     images = CLIP_TOWER.config(Model(width=spec.encoder_width, **fields, head=VectorsHead()))
