@@ -12,7 +12,7 @@ from qkv.layers.sound.spectra import ShortTimeFourier, features_of, spectra_of
 @pytest.mark.parametrize("step", [2, 4, 10])
 def test_spectra_are_those_of_a_loop(step: int) -> None:
     samples = np.random.default_rng(step).normal(size=6 * step)
-    window, spectra = 4 * step, ShortTimeFourier(step)(torch.from_numpy(samples)[None])
+    window, spectra = 4 * step, ShortTimeFourier(step).spectra(torch.from_numpy(samples)[None])
     assert spectra.shape == (1, 6, 2, 2 * step + 1)
     for m in range(6):
         for k in range(2 * step + 1):
@@ -22,14 +22,14 @@ def test_spectra_are_those_of_a_loop(step: int) -> None:
                 weight = 0.5 - 0.5 * np.cos(2 * np.pi * t / window)
                 if 0 <= place < len(samples):
                     total += weight * samples[place] * np.exp(-2j * np.pi * k * t / window)
-            assert complex(*spectra[0, m, :, k].tolist()) == pytest.approx(total, abs=1e-5)
+            assert complex(*spectra[0, m, :, k].tolist()) == pytest.approx(total, abs=1e-9)
 
 
 @pytest.mark.parametrize(("step", "windows"), [(2, 1), (4, 3), (40, 20)])
 def test_the_inverse_gives_back_every_sample(step: int, windows: int) -> None:
     samples = torch.randn(3, step * windows, generator=torch.Generator().manual_seed(step))
     transform = ShortTimeFourier(step)
-    torch.testing.assert_close(transform.samples(transform(samples)), samples, rtol=0, atol=2e-5)
+    torch.testing.assert_close(transform.samples(transform.spectra(samples)), samples, rtol=0, atol=2e-5)
 
 
 def test_magnitude_and_phase_give_back_spectra_above_the_floor() -> None:

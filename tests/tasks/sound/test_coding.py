@@ -177,6 +177,14 @@ def test_a_codec_by_spectra_learns_and_codes_alike_in_every_batch(tmp_path: Path
     sounds = [tone(seconds, 200) for seconds in (0.05, 0.31, 0.2)]
     together = codec.codes(sounds)
     assert [len(codes) for codes in together] == [-(-len(sound) // 16) for sound in sounds]
+    decoded = codec.decoded(together)
+    errors = [
+        mel_distances(torch.from_numpy(y[: len(x)])[None], torch.from_numpy(x)[None], RATE)
+        for y, x in zip(decoded, sounds, strict=True)
+    ]
+    assert float(torch.cat(errors).mean()) < figures["mel_distance_of_silence"]
+    (answer,) = qkv.predict(run, {"sound": (sounds[1], RATE)})
+    assert answer["codes"] == together[1].tolist()
     assert all(np.array_equal(codec.codes([each])[0], codes) for each, codes in zip(sounds, together, strict=True))
 
 

@@ -37,6 +37,6 @@ class SpectraFrontend(WaveFrontend):
         nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
 
     def forward(self, signal: Signal, context: Context) -> Tensor:
-        spectra = self.transform(at_least_single(self.samples(signal)))
+        spectra = self.transform.spectra(at_least_single(self.samples(signal)))
         x = features_of(spectra).unflatten(1, (-1, self.part.frames)).flatten(2)
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
