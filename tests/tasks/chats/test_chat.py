@@ -127,7 +127,7 @@ def test_a_long_prompt_does_not_shorten_the_answers_of_others(tmp_path: Path, mo
     task, dataset = opened(write(tmp_path / "talks.jsonl", TALKS), folder)
     rooms = dict[int, int]()
 
-    def count(model: Any, prompts: list[list[int]], generation: Generation) -> list[list[int]]:
+    def count(model: Any, prompts: list[list[int]], generation: Generation, inputs: None) -> list[list[int]]:
         rooms.update({len(prompt): generation.max_new_tokens for prompt in prompts})
         return [[] for _ in prompts]
 
